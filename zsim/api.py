@@ -6,14 +6,14 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from zsim import garbage_collection
-from zsim.engine.micro_batches import simulate_step
+from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
-from zsim.explain.variants import step_variants
+from zsim.explain.sampled_micro_batches import full_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
@@ -37,9 +37,20 @@ class Result(Displayable):
     """
 
     job: Job
-    plan: Plan
-    trace: Trace
+    step: SimulatedStep
     report: Report
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of all ranks, with every micro-batch."""
+        return make.make_plan(self.job) if self.step.is_loop else self.step.outcome.plan
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The spans of all simulated ranks. Where micro-batches repeat they are simulated one by one only
+        now, since the report does without.
+        """
+        return self.step.whole_outcome.trace
 
     def lines(self) -> Iterator[str]:
         """The text that `zsim run` prints, without colour."""
@@ -118,5 +129,4 @@ def simulate(
         on_job(job)
     step = simulate_step(job, simulate=partial(simulator.outcome, unfold=unfold))
     wall_seconds = time.perf_counter() - start_seconds
-    report = report_of_step(step, wall_seconds, step_variants(step.outcome))
-    return Result(job, step.outcome.plan, step.outcome.trace, report)
+    return Result(job, step, report_of_step(step, wall_seconds, full_variants(step)))

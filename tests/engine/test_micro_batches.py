@@ -1,4 +1,4 @@
-"""Steps of which only some micro-batches are simulated take as long as those simulated whole."""
+"""Steps of which only some micro-batches are simulated are as those simulated whole."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from zsim import Experiment
+from zsim.api import Result, simulate
+from zsim.engine import micro_batches
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.specs.experiment.resolve import resolve
 
@@ -40,3 +42,90 @@ def test_the_terms_of_a_step_add_up_to_its_seconds() -> None:
     step = step_of(3, 12, whole=False)
     total = sum(times * outcome.trace.step_seconds for times, outcome in step.terms)
     assert total == pytest.approx(step.seconds, rel=1e-12)
+
+
+def looped_job(strategy: dict[str, Any], micro_batches: int = 18, **data: Any) -> Experiment:
+    """GPT-2 on two nodes of 8 H100, with micro-batches of 256 tokens."""
+    training = {"sequence_length": 256, "micro_batch_size": 1, "gradient_accumulation_steps": micro_batches}
+    return Experiment(model="gpt2", cluster="dgx-h100", nodes=2, training=training, strategy=strategy, **data)
+
+
+def unrolled(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """The step with every micro-batch simulated."""
+    with monkeypatch.context() as patched:
+        patched.setattr(micro_batches, "_simulate_loop", lambda *_: None)
+        return simulate(experiment)
+
+
+def close(content: Any) -> Any:
+    """The content with floats to be met to nine digits."""
+    if isinstance(content, dict):
+        return {key: close(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [close(value) for value in content]
+    return pytest.approx(content, rel=1e-9, abs=1e-12) if isinstance(content, float) else content
+
+
+LOOPED = [
+    {"kind": "ddp"},
+    {"kind": "fsdp1"},
+    {"kind": "fsdp2"},
+    {"kind": "fsdp2", "replicate": 2},
+    {"stage": 1},
+    {"stage": 2},
+    {"stage": 3},
+    {"kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True},
+]
+
+
+@pytest.mark.parametrize("strategy", LOOPED, ids=str)
+def test_the_report_of_a_loop_is_that_of_all_its_micro_batches(
+    strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every number of the report but the simulation's own: seconds by cause, calls, traffic, energy, range,
+    critical path and memory. Six and five micro-batches are simulated, and no trace is made of eighteen."""
+    looped, whole = simulate(looped_job(strategy)), unrolled(looped_job(strategy), monkeypatch)
+    assert looped.step.is_loop
+    assert not whole.step.is_loop
+    assert looped.step.outcome_micro_batches == 6
+    content, expected = looped.report.to_dict(), whole.report.to_dict()
+    for simulated in (content, expected):
+        del simulated["simulation"]
+    assert close(content) == expected
+
+
+def test_the_plan_and_the_trace_of_a_loop_have_all_micro_batches() -> None:
+    looped = simulate(looped_job({"kind": "ddp"}))
+    assert sum(action.kind == "B" for _, action in looped.plan.program.actions) == 18
+    assert looped.trace.step_seconds == pytest.approx(looped.report.step_seconds, rel=1e-9)
+    assert len(looped.trace) == sum(op.work is not None for op in looped.plan.ops)
+
+
+def test_unfolded_ranks_repeat_as_folded_ones_do() -> None:
+    """Eight ranks of one node each with a host and a GPU of its own."""
+    experiment = looped_job({"stage": 2}).model_copy(update={"nodes": 1})
+    folded, every = simulate(experiment), simulate(experiment, unfold=True)
+    assert folded.step.is_loop
+    assert every.step.is_loop
+    assert every.report.step_seconds == pytest.approx(folded.report.step_seconds, rel=1e-9)
+    assert len(set(every.trace.ranks.tolist())) == 8
+
+
+def test_ranks_that_drift_apart_are_no_loop() -> None:
+    """DDP's ranks do not meet before the last micro-batch, so a slow one falls behind by as much in each."""
+    slow_rank = {"faults": {"slow_gpus": {"3": 1.5}}, "model": "gpt2-xl"}
+    data = looped_job({"kind": "ddp"}).model_dump(exclude_unset=True) | slow_rank
+    assert not simulate(Experiment(**data)).step.is_loop
+    assert simulate(Experiment(**(data | {"strategy": {"stage": 3}}))).step.is_loop
+
+
+def test_a_step_that_draws_jitter_is_no_loop() -> None:
+    assert not simulate(looped_job({"stage": 1}, jitter={"seed": 1, "steps": 2})).step.is_loop
+
+
+def test_a_thousand_micro_batches_are_as_many_events_as_twenty() -> None:
+    few, many = (simulate(looped_job({"kind": "ddp"}, count)).report for count in (20, 1000))
+    assert many.simulation.events == few.simulation.events
+    assert many.peaks["gpu"] == few.peaks["gpu"]
+    assert [row.count for row in many.collectives] == [row.count for row in few.collectives]  # of the last
+    assert many.step_seconds > 40 * few.step_seconds

@@ -22,7 +22,7 @@ from zsim.explain.work import step_work
 from zsim.report.job_features import strategy_name
 from zsim.report.report import Report
 from zsim.report.views.html.report import tiles
-from zsim.report.views.text.run_cost import cost_rows
+from zsim.report.views.tables import cost_rows
 from zsim.report.views.text.sentences import headline
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import parallelism_label, training_label

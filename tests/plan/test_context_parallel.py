@@ -26,6 +26,7 @@ LLAMA = {
 MEGATRON = ("p2p", "all-gather", "all-to-all", "a2a+p2p")
 METHODS = [("megatron", method) for method in MEGATRON]
 METHODS += [("fsdp2", "all-gather"), ("fsdp2", "p2p"), ("deepspeed", "all-to-all")]
+METHODS += [(kind, "all-to-all") for kind in ("fsdp2", "fsdp1", "ddp")]
 
 
 def job_of(
@@ -124,9 +125,10 @@ def test_torch_gathers_once_and_passes_gradients_on_in_fp32() -> None:
     assert sent(hops, "backward") == {("all_to_all", rank * 2): 3, ("all_to_all", rank * 4): 4}
 
 
-def test_deepspeed_gathers_positions_and_repeats_heads() -> None:
+@pytest.mark.parametrize("kind", ["deepspeed", "fsdp1", "fsdp2", "ddp"])
+def test_ulysses_gathers_positions_and_repeats_heads(kind: str) -> None:
     """With 16 ranks and 8 heads of K and V each head is sent twice; 8-byte positions in every layer."""
-    plan = make_plan(job_of("deepspeed", None, 16))
+    plan = make_plan(job_of(kind, "all-to-all", 16))
     each = LENGTH // 16 * BATCH * 16 * HEAD_DIM * 2
     positions = LENGTH * BATCH * 8
     assert sent(plan, "forward") == {("all_gather", positions): 1, ("all_to_all", each): 4}
@@ -149,6 +151,27 @@ def test_deepspeed_shards_over_all_ranks_and_reduces_in_fp32() -> None:
     assert job.data_parallel_size == 2
     calls = [op for op in plan.ops if op.name.endswith("self_attn.core positions") and op.phase == "forward"]
     assert len([op for op in calls if isinstance(op.work, Collective)]) == 3 * LAYERS
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2", "ddp"])
+def test_torchs_engines_share_gradients_over_all_ranks_beside_ulysses(kind: str) -> None:
+    """4 replicas of 4 ranks: FSDP shards over all 16, as DDP reduces over them."""
+    job = job_of(kind, "all-to-all", 4, lora={"rank": 8, "dtype": "bf16"})
+    groups = {op.work.group for op in make_plan(job).ops if isinstance(op.work, Collective)}
+    assert groups == {"context", "world" if kind == "ddp" else "shard"}
+    assert (job.data_parallel_size, make_plan(job).groups[max(groups)].size) == (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "told"),
+    [
+        ("fsdp1", "p2p", "Ulysses has no 'p2p'; expected 'all-to-all'"),
+        ("ddp", None, "expected strategy 'fsdp2'"),
+    ],
+)
+def test_other_methods_are_refused_beside_ulysses(kind: str, method: str | None, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        job_of(kind, method, 4)
 
 
 @pytest.mark.parametrize(("kind", "method"), METHODS)
@@ -270,11 +293,16 @@ def test_fp8_products_sum_over_a_ranks_tokens() -> None:
         )
 
 
-@pytest.mark.parametrize(("kind", "method"), METHODS)
-@pytest.mark.parametrize("degrees", [{}, {"tensor": 2}, {"pipeline": 2}])
+@pytest.mark.parametrize(
+    ("kind", "method", "degrees"),
+    [
+        (kind, method, degrees)
+        for kind, method in METHODS
+        for degrees in ({}, {"tensor": 2}, {"pipeline": 2})
+        if not degrees or kind in ("megatron", "fsdp2")
+    ],
+)
 def test_folded_equals_unfolded(kind: str, method: str, degrees: dict[str, int]) -> None:
-    if kind == "deepspeed" and degrees:
-        pytest.skip("AutoTP and PipelineEngine are configured otherwise")
     job = job_of(kind, method, 4, degrees=degrees, gradient_accumulation_steps=2)
     folded, unfolded = simulate_job(job), simulate_job(job, unfold=True)
     assert folded.trace.step_seconds == pytest.approx(unfolded.trace.step_seconds, rel=1e-9)

@@ -37,7 +37,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "parallelism.last_stage_less_layers": {"parallelism": {"pipeline": 2, "last_stage_less_layers": 1}},
     "parallelism.layers_per_stage": {"parallelism": {"pipeline": 2, "layers_per_stage": [16, 16]}},
     "parallelism.passes": {"parallelism": {"pipeline": 2, "passes": 2}},
-    "parallelism.context": {"parallelism": {"context": 2}},
+    "parallelism.context": {"parallelism": {"context": 2, "context_method": "all-to-all"}},
     "parallelism.order": {"parallelism": {"tensor": 2, "order": "tp-cp-pp-dp"}},
     "parallelism.expert": {"parallelism": _EXPERTS},
     "parallelism.expert_tensor": {"parallelism": {**_EXPERTS, "expert_tensor": 1}},

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.reference import FILES, find_keys, keys_of, page_of, schema_of
+from zsim.reference import FILES, find_keys, keys, keys_of, page_of, schema_of
 from zsim.reference.pages import concepts_page, entry_lines, table_lines
 from zsim.reference.refusals import refusal_lines
 from zsim.resources import PRESETS, topologies_folder
+from zsim.specs.concepts import concept_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = [key for file in FILES for key in keys_of(file)]
@@ -157,3 +158,16 @@ def test_text_for_the_terminal_is_at_most_80_columns_wide() -> None:
 def test_quantities_are_strings_with_a_unit() -> None:
     assert schema_of("topology")["$defs"]["Nic"]["properties"]["bandwidth"]["type"] == ["string", "number"]
     assert "TFLOP/s" in find_keys("gpu.peak.bf16")[0].type
+
+
+def test_a_concept_reads_the_keys_of_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many keys a word means: `qlora` means three."""
+    read: list[str] = []
+
+    def read_keys(file: str) -> tuple[keys.FileKey, ...]:
+        read.append(file)
+        return keys_of(file)
+
+    monkeypatch.setattr(keys, "keys_of", read_keys)
+    assert len(keys.explained_keys("qlora", concept_of("qlora"))) > 1
+    assert read == list(FILES)

@@ -18,8 +18,8 @@ from zsim.report.breakdown import Breakdown
 from zsim.report.energy import Energy, run_cost, step_energy
 from zsim.report.views.html.report import html_report
 from zsim.report.views.meanings import BREAKDOWN
+from zsim.report.views.tables import cost_rows
 from zsim.report.views.text.report import print_report
-from zsim.report.views.text.run_cost import cost_rows
 from zsim.report.waits import NO_WAITS
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Power
@@ -198,4 +198,4 @@ def test_terminal_and_page_say_what_training_costs() -> None:
     assert any("+ 2,900 W/node, PUE 1.2" in line for line in lines)
     assert max(map(len, lines)) <= 80
     page = text_of(Page(html_report(result.report, result.trace)))
-    assert "What training costs run per 1e9 tokens per parameter at days" in page
+    assert "What training costs run per 1e9 tokens per parameter days" in page

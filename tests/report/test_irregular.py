@@ -10,7 +10,7 @@ import pytest
 
 from tests.expect import about
 from zsim.report.irregular import JobRow, RankRow, StepSpread, rank_rows, step_spread
-from zsim.report.views.text.irregular import irregular_tables
+from zsim.report.views.tables import irregular_tables
 from zsim.specs.experiment.jitter import JitterConfig
 
 
@@ -79,6 +79,6 @@ def test_the_tables_say_it_in_words(make_step_report: Callable[..., Any]) -> Non
     assert jitter.rows[0] == ("step", "1.000 s", "2.000 s", "3.000 s", "900.00 ms")
     assert [row[0] for row in ranks.rows] == ["like rank 0", "rank 3"]
     assert [row[-1] for row in ranks.rows] == ["-", "1.2 times"]
-    assert all(len(row) == len(table.headings) for table in (jobs, jitter, ranks) for row in table.rows)
+    assert all(len(row) == len(table.columns) for table in (jobs, jitter, ranks) for row in table.rows)
     assert list(irregular_tables(make_step_report())) == []
     assert report.to_dict()["jobs"][0]["slowdown"] == 1.5

@@ -10,8 +10,9 @@ import pytest
 import zsim
 from tests.browser import as_plotly
 from zsim.report.offload import CAUSES
-from zsim.report.views.html.offload import drive_timeline, moved_rows, stall_rows, tier_rows
+from zsim.report.views.html.offload import drive_timeline
 from zsim.report.views.html.report import html_report
+from zsim.report.views.tables import moved_table, offload_table
 from zsim.trace.drives import drive_rates
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}
@@ -30,20 +31,19 @@ def result() -> Any:
 
 def test_every_cause_of_a_stall_has_a_row_and_they_add_up(result: Any) -> None:
     section = result.report.offload
-    over_pcie = [cause for cause in CAUSES if cause != "C2C"]
-    assert [row[0] for row in stall_rows(result.report, section)] == over_pcie
+    waited = [f"stall: {cause}" for cause in CAUSES if section.stall_seconds.get(cause)]
+    tiers = [tier.tier for tier in section.tiers]
+    assert [row[0] for row in offload_table(result.report, section).rows] == [*waited, *tiers]
     stall = result.report.breakdown.seconds["offload_stall"]
     assert sum(section.stall_seconds.values()) == pytest.approx(stall)
     assert section.stall_seconds["drive read"] > 0
     assert section.stall_seconds["drive write"] > 0
 
 
-def test_tiers_and_bytes_are_those_of_the_report(result: Any) -> None:
-    section = result.report.offload
-    assert [row[0] for row in tier_rows(section)] == [tier.tier for tier in section.tiers]
-    rows = dict(moved_rows(section))
-    assert {"GPU to host", "CPU work on memory", "read from NVMe", "written to NVMe"} <= set(rows)
-    assert "page-locked on each node" in rows
+def test_bytes_are_those_of_the_report(result: Any) -> None:
+    work = {row[0] for row in moved_table(result.report.offload).rows}
+    assert {"GPU to host", "CPU work on memory", "read from NVMe", "written to NVMe"} <= work
+    assert "page-locked on each node" in work
 
 
 def test_what_the_drives_did_adds_up_to_what_was_moved(result: Any) -> None:

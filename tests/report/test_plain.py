@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 
+from zsim.report.views.meanings import Meaning
+from zsim.report.views.result import Bar, Column, ItemColumn, ResultTable, columns_of, table_of
 from zsim.report.views.text.plain import (
     WIDTH,
-    Column,
     markdown,
     named_columns,
     paragraph,
     shell,
     table,
     tables,
+    text_table,
 )
 
 COLUMNS = [Column("cluster", is_left=True), Column("one"), Column("two")]
@@ -76,3 +78,21 @@ def test_a_path_wider_than_the_page_is_never_broken() -> None:
     lines = paragraph(f"note: {path}: no effect on a step: [job]")
     assert path in "\n".join(lines)
     assert all(len(line) <= WIDTH for line in lines if path not in line)
+
+
+def test_text_shows_the_fields_of_text_and_the_labels_of_meanings_without_bars() -> None:
+    fields: list[ItemColumn[int]] = [
+        ItemColumn("", lambda n: Meaning(f"row {n}", "#000000", "blue"), is_left=True),
+        ItemColumn("double", lambda n: f"{2 * n}"),
+        ItemColumn("square", lambda n: f"{n * n}", where="page"),
+        ItemColumn("", lambda n: Bar(n / 10)),
+    ]
+    text, page = table_of("Numbers", fields, [3], "text"), table_of("Numbers", fields, [3], "page")
+    assert text_table(text) == ["Numbers", "       double", "row 3       6"]
+    assert [column.title for column in page.columns] == ["", "double", "square", ""]
+
+
+def test_a_table_that_is_split_goes_on_below() -> None:
+    values = ResultTable("", columns_of("name", *("x" * 30 for _ in range(3))), [("a", "1", "2", "3")])
+    assert len(text_table(values)) == 2
+    assert len(text_table(values, is_split=True)) == 4

@@ -14,7 +14,7 @@ from zsim.errors import InputError
 from zsim.report.report import Report
 from zsim.report.trust.evidence_items import evidence_items, fraction_by_grade
 from zsim.report.trust.measure import propose_measurements
-from zsim.report.trust.trust import TITLE, run_cells, trust_of
+from zsim.report.trust.trust import TITLE, near_table, trust_of
 from zsim.report.views.html.report import html_report
 from zsim.trace.trace import Trace
 from zsim.validated.features import Features
@@ -116,7 +116,7 @@ def test_runs_beside_the_interval_are_in_its_measure(report: Report) -> None:
     """A step predicted as 14.5 times the measured one is 0.07 of the prediction, not 1351 % off."""
     found = trust_of(report)
     far = replace(found.nearest[0], run=replace(found.nearest[0].run, error=-log(14.51)))
-    assert run_cells(far)[1] == "0.07"
+    assert near_table([far]).rows[0][1] == "0.07"
     said = str(replace(found, nearest=(far,)))
     assert "Nearest validated runs (measured step over predicted)" in said
     assert "1351" not in said

@@ -12,11 +12,13 @@ import pytest
 from zsim import Experiment, make_plan, simulate
 from zsim.cost.flops import active_numel
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.model.families.decoders import decoders
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Norm, Residual
 from zsim.specs.presets import model_preset_names
 
 COUNTED = json.loads((Path(__file__).parent / "transformers_counts.json").read_text())["models"]
+DECODERS = json.loads((Path(__file__).parent / "decoder_counts.json").read_text())["models"]
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -48,6 +50,22 @@ def in_order(model: ModelSpec) -> list[tuple[str, list[int]]]:
         place = next(place for place, one in enumerate(listed) if one[0].startswith("decoder."))
         listed.insert(place, own)
     return listed
+
+
+@pytest.mark.parametrize("entry", DECODERS, ids=lambda entry: entry["config"]["model_type"])
+def test_decoders_of_the_table_have_the_parameters_of_transformers(entry: dict[str, Any]) -> None:
+    """Total, tensors, and all names with their shapes in order, of small and of whole configurations."""
+    model = model_from_config(entry["config"], "tiny", "config.json")
+    listed = in_order(model)
+    lines = "".join(f"{name} {shape}\n" for name, shape in listed)
+    assert (model.numel, len(listed)) == (entry["parameters"], entry["tensors"])
+    assert hashlib.sha256(lines.encode()).hexdigest()[:16] == entry["sha256"]
+
+
+def test_every_family_of_the_table_is_counted_somewhere() -> None:
+    counted = {entry["config"]["model_type"] for entry in DECODERS}
+    presets = {load_model(name).family for name in model_preset_names()}
+    assert set(decoders()) - {"glm4v_text", "glm4v_moe_text"} <= counted | presets
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -214,6 +214,20 @@ def test_a_vocabulary_that_a_tokenizer_has_is_asked_for() -> None:
     assert resolve(read("", network=network, model__vocab_size=32_000)).model.vocab_size == 32_000
 
 
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B", 128_256),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/Qwen/Qwen2.5-7B", 152_064),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /data/tokenizer.model", 32_000),
+    ],
+)
+def test_a_tokenizer_that_names_a_model_has_its_vocabulary(flags: str, size: int) -> None:
+    experiment = read(flags, network=NETWORK.replace("--vocab-size 128256 ", ""))
+    assert resolve(experiment).model.vocab_size == size
+    assert f"no --vocab-size: the {size:,} entries" in "\n".join(experiment.notes) or "Llama2" in flags
+
+
 def test_the_vocabulary_is_padded_as_asked() -> None:
     flags = "--tensor-model-parallel-size 4 --make-vocab-size-divisible-by 1000"
     assert resolve(read(flags)).model.vocab_size == 132_000

@@ -83,7 +83,7 @@ def test_data_parallelism_is_what_remains() -> None:
         ({"pipeline": 2, "layers_per_stage": [16, 15]}, "fsdp2", "add up to the model's 32 layers"),
         ({"schedule": "1f1b"}, "fsdp2", "has no effect with pipeline = 1"),
         ({"order": "tp-pp"}, "megatron", "expected tp, cp, dp and pp in some order"),
-        ({"context": 2, "context_method": "all-to-all"}, "fsdp2", "torchtitan has no 'all-to-all'"),
+        ({"context": 2, "context_method": "a2a+p2p"}, "fsdp2", "torchtitan has no 'a2a"),
         ({"pipeline": 2, "passes": 3}, "fsdp2", "parallelism.passes: found 3, which does not divide 8"),
         ({"tensor": 2}, "ddp", "for data parallelism alone; expected strategy 'fsdp2'"),
         ({"async_tensor": True}, "fsdp2", "async_tensor: has no effect with tensor = 1"),

@@ -34,7 +34,7 @@ def test_an_experiment_without_a_strategy_has_the_default_one() -> None:
     ],
 )
 def test_every_kind_has_a_style_of_parallelism(kind: str, style: str) -> None:
-    """FSDP1 and the reference engine have data parallelism alone."""
+    """FSDP1 and the reference engine have data parallelism alone, FSDP1 but for Ulysses."""
     table = STRATEGIES[kind].model_construct(kind=kind)
     requested, found = resolver_of(kind).degrees(table, ParallelismTable())
     assert (requested, found.name) == (ParallelismTable(), style)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.image_features import ImageFeatures
 from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
 from zsim.specs.model.huggingface import load_model, model_from_config
@@ -69,6 +69,25 @@ def test_text_alone_is_taken_where_it_is_asked_for() -> None:
     assert with_tower.tower is not None
     assert with_tower.numel - with_tower.tower.numel == model.numel
     assert with_tower.block_prefix == "model.language_model.layers"
+
+
+def test_an_omni_model_is_its_thinker_whose_language_model_is_asked_for_by_name() -> None:
+    """Their talkers are not trained with it, and their towers of sound have no plan."""
+    thinker = {
+        "model_type": "qwen2_5_omni_thinker", "audio_config": {}, "vision_config": {},
+        "text_config": {**TEXT, "model_type": "qwen2_5_omni_text"},
+    }  # fmt: skip
+    config = {"model_type": "qwen2_5_omni", "thinker_config": thinker, "talker_config": {}}
+    with pytest.raises(NotSimulatedError, match=r"thinker_config: .*model\.text_only = true"):
+        model_from_config(config, "tiny", "tiny.json")
+    text = model_from_config({**config, "text_only": True}, "tiny", "tiny.json")
+    alone = model_from_config({**TEXT, "model_type": "qwen2"}, "tiny", "tiny.json")
+    assert text.blocks == alone.blocks
+
+
+def test_a_merger_of_another_width_than_the_language_models_is_refused() -> None:
+    with pytest.raises(InputError, match="'out_hidden_size' is 96; expected 64, the language model's"):
+        build(vision_config={**VISION, "out_hidden_size": 96})
 
 
 def test_flat_files_of_older_releases_have_the_same_model() -> None:

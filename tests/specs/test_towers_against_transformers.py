@@ -49,6 +49,10 @@ GLM_VISION = {
     "image_size": 112,
 }  # fmt: skip
 MOONVIT = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
+PIXTRAL = {
+    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
+    "intermediate_size": 96, "image_size": 336, "patch_size": 14,
+}  # fmt: skip
 EXPERTS = {
     "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
@@ -80,6 +84,7 @@ MULTIMODAL = {
     "Kimi_K25": MOONVIT,
     "InternVL": INTERNVIT,
     "Llama4": LLAMA4_VISION,
+    "Mistral3": PIXTRAL,
 }
 MIXERS: dict[str, dict[str, Any]] = {
     "Qwen3NextConfig": {**DELTA, **EXPERTS},
@@ -140,6 +145,7 @@ def config_of(name: str, **values: Any) -> Any:
 def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
     text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
     text |= {"model_type": "qwen2"} if family == "InternVL" else {}
+    text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
     text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
     text |= (
         {**LATENT, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} if family == "Kimi_K25" else {}

@@ -145,6 +145,15 @@ def test_gpus_are_found_by_any_usual_spelling(text: str, preset: str) -> None:
     assert cluster_preset(PublishedRun("a", "s", "", {"gpu": text}, "x")) == preset
 
 
+@pytest.mark.parametrize(
+    ("network", "preset"),
+    [("4x100Gb/s OmniPath per node (Jean Zay A100)", "jean-zay-a100"), ("InfiniBand", "dgx-a100-80gb")],
+)
+def test_a_machine_is_found_by_the_name_of_its_network(network: str, preset: str) -> None:
+    run = PublishedRun("a", "s", "", {"gpu": "A100-SXM4-80GB", "inter_desc": network}, "x")
+    assert cluster_preset(run) == preset
+
+
 @pytest.mark.parametrize("text", ["Intel Max 1550", "H200-NVL-141GB-PCIe", "B200 (labelled H200)", "MI250X"])
 def test_gpus_without_a_file_are_refused(text: str) -> None:
     with pytest.raises(NotSimulatedError, match="has no hardware file"):

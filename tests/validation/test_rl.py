@@ -57,6 +57,9 @@ def test_a_step_has_its_phases_and_a_range(tmp_path: Path) -> None:
     assert row["measured_seconds"] == 20.0
     assert isinstance(row["predicted_phases_seconds"], dict)
     assert set(row["predicted_phases_seconds"]) >= {"rollout", "training", "weight_sync"}
+    assert isinstance(row["predicted_phases_range_seconds"], dict)
+    for name, (low, high) in row["predicted_phases_range_seconds"].items():
+        assert low <= row["predicted_phases_seconds"][name] <= high
 
 
 def test_a_row_that_cannot_be_simulated_is_skipped_with_its_reason(tmp_path: Path) -> None:
@@ -89,9 +92,24 @@ def test_constants_come_from_rows_to_calibrate_with_alone(
     assert print_constants([str(write(tmp_path / "runs.csv", STEP, row))]) == 0
     printed = capsys.readouterr().out
     assert "1 rows, 0.40 to 0.40, geometric mean 0.400" in printed
-    assert "\n  b " in printed
-    assert "\n  a " not in printed
-    assert "1 steps, a new one within a factor of" in printed
+    assert "\n    b " in printed
+    assert "\n    a " not in printed
+    assert "step, 1: " in printed
+
+
+def test_the_first_benchmarks_of_prime_rl_copy_weights_to_the_host(tmp_path: Path) -> None:
+    """1.24 billion parameters in 16 bits at 6 GB/s, and no optimizer states."""
+    row = {
+        **STEP, "framework": "prime-rl", "version": "Jan 2026", "algorithm": "RL trainer only, full",
+        "total_len_max": "1024", "offload": "optimizer states on CPU", "placement": "split",
+        "gpu_split": "train 8 / gen 0",
+    }  # fmt: skip
+    later = {**row, "row_id": "b", "version": "Jun 2026"}
+    whole, moved = (content["predicted_phases_seconds"] for content in predict(tmp_path, row, later))
+    step = Simulator().job(row_experiment(RlRow("a", row, False), Library()).experiment)
+    assert not step.strategy.offload_states  # type: ignore[attr-defined]
+    assert whole["training"] - moved["training"] < 2 * step.model.numel / 6e9  # type: ignore[index]
+    assert whole["training"] > 2 * step.model.numel / 6e9  # type: ignore[index]
 
 
 def test_the_cards_of_a_row_are_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,14 +14,18 @@ from tests.workflows.test_loop import experiment, looped, resolved, simulator
 from tests.workflows.test_replica import requests, run
 from zsim.cost.inference.layers import EngineLayout, served_model
 from zsim.engine.micro_batches import simulate_step
+from zsim.engine.simulator import Simulator
+from zsim.frameworks.verl.workflow import RELOAD_BANDWIDTH
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.rl.lengths import RlLengthsTable
 from zsim.specs.library import Library
+from zsim.workflows.rl.framework import Offloads
 from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
-from zsim.workflows.rl.memory import memory_by_phase
+from zsim.workflows.rl.memory import host_memory_by_phase, memory_by_phase
 from zsim.workflows.rl.phases import model_bytes, num_tensors, sync_seconds
 from zsim.workflows.rl.result import RlResult, simulate_rl
 from zsim.workflows.rl.samples import draw_samples
+from zsim.workflows.rl.spread import phase_spread
 from zsim.workflows.rollout.limits import (
     BLOCK_TOKENS,
     BUDGET_OVERHEAD,
@@ -129,6 +134,72 @@ def test_what_is_not_offloaded_adds_to_the_rollout() -> None:
     peaks = times.update.report.peaks["gpu"].at_total
     states = sum(int(peaks.get(name, 0)) for name in ("parameters", "gradients", "optimizer_states"))
     assert kept.total - freed.total == states
+
+
+def test_what_leaves_the_gpus_is_on_the_host_until_it_is_back() -> None:
+    """NeMo-RL's optimizer and parameters during the rollout, and the engine's weights while it sleeps at
+    level 1. Eight GPUs of a node have the trainer's states once, and eight copies of a 1B's weights."""
+    job, times = resolved(reference="none"), result_of().times
+    host = host_memory_by_phase(job, times)
+    gpu = times.update.report.peaks["gpu"].at_total
+    assert host["rollout"].by_category == {name: 8 * gpu[name] for name in ("optimizer_states", "parameters")}
+    assert host["weight_sync"].total == 8 * gpu["optimizer_states"]
+    assert host["training"].by_category == {"rollout_weights": 8 * job.model.weight_bytes}
+    two, none = (
+        host_memory_by_phase(replace(job, offloads=Offloads(False, False, level)), times) for level in (2, 0)
+    )
+    assert all(phase.total == 0 for phases in (two, none) for phase in phases.values())
+
+
+def test_verl_moves_offloaded_parameters_for_every_pass() -> None:
+    """There and back, before and after log-probabilities, reference and updates, and for the sync."""
+    kept, moved = (
+        simulate_rl(
+            experiment(framework="verl", reference="host", offload={"parameters": value}), simulator()
+        )
+        for value in (False, True)
+    )
+    seconds = 2 * moved.times.update.report.peaks["gpu"].by_category["parameters"] / RELOAD_BANDWIDTH
+    for phase in ("old_logprobs", "reference", "training"):
+        assert moved.phases_seconds[phase] - kept.phases_seconds[phase] == pytest.approx(seconds)
+    assert moved.phases_seconds["weight_sync"] == kept.phases_seconds["weight_sync"]
+
+
+def test_intervals_hold_what_is_simulated() -> None:
+    """And those of a sync are of its transport."""
+    result = result_of()
+    for name, (low, high) in result.phases_seconds_range.items():
+        assert low <= result.phases_seconds[name] <= high
+    assert phase_spread("weight_sync", "reshard") != phase_spread("weight_sync", result.job.transport)
+
+
+def test_a_reference_is_either_on_the_gpus_or_on_the_host() -> None:
+    """Together a shard of 16 bits of every GPU, wherever it is."""
+    on_gpus, on_host = (result_of(reference=name) for name in ("resident", "host"))
+    for phase in ("rollout", "training", "weight_sync"):
+        moved = on_gpus.memory[phase].total - on_host.memory[phase].total
+        assert on_host.host_memory[phase].total - on_gpus.host_memory[phase].total == 8 * moved > 0
+
+
+def test_a_host_without_room_is_named_with_what_mends_it() -> None:
+    """A node of 16 GB, where eight copies of a 1B's weights and a reference are more."""
+    small = experiment(offload={"sleep_level": 1}).model_copy(
+        update={"cluster": {"extends": "dgx-h100", "host": {"memory": "16 GB"}}}
+    )
+    result = simulate_rl(small, Simulator())
+    assert not result.fits
+    assert any("the host of a node has: " in text and "rl.offload.sleep_level = 2" in text
+               for text in result.remedies)  # fmt: skip
+
+
+def test_a_step_leaves_memory_as_it_was() -> None:
+    """What an update allocates it frees: the phases that follow find the same allocator every time."""
+    (program,) = result_of().times.update.plan.programs
+    balance: Counter[tuple[str, str]] = Counter()
+    for change in program.memory:
+        balance[change.device, change.category] += change.bytes
+    assert len(balance) > 2
+    assert not any(balance.values())
 
 
 def test_a_resident_reference_is_a_shard_of_16_bits_everywhere() -> None:

@@ -115,6 +115,23 @@ def test_no_sample_is_older_than_allowed(staleness: int) -> None:
     assert 0 <= step.mean_staleness <= step.max_staleness <= staleness
 
 
+def test_a_fraction_of_a_step_lies_between_its_neighbours() -> None:
+    """An eighth lets 2 of 16 prompts start a step early. The more do, the less the trainer waits."""
+    seconds, ages = [], []
+    for staleness in (0.0, 0.125, 0.5, 1.0):
+        job = resolved(
+            placement="async", max_staleness=staleness, rollout={"gpus": 4}, partial_rollout=staleness > 0,
+            framework="verl", mini_batch_samples=128,
+        )  # fmt: skip
+        step = looped(job, training=4.0, weight_sync=0.5)
+        seconds.append(step.seconds)
+        ages.append(step.mean_staleness)
+        assert step.max_staleness <= 1
+    assert ages == [0.0, 0.125, 0.5, 1.0]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > seconds[2] > seconds[3]
+
+
 def test_every_sample_is_trained_on_once() -> None:
     step = looped(resolved(placement="async", max_staleness=2, rollout={"gpus": 4}), training=4.0)
     numbers = [request.number for request in step.requests]

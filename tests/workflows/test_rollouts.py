@@ -219,6 +219,8 @@ def test_micro_batches_of_a_number_of_samples_are_padded_or_not() -> None:
     assert (own.micro_batches, own.tokens, own.sample_tokens) == (3, 2 * (4 + 8 + 5) / 3, 17 / 3)
     both = batch_padded(lengths, 2, 2)  # (1, 4), (8, 2) beside (5, 3), (2, 1)
     assert (both.micro_batches, both.tokens) == (2, 5 + 8)
+    parts = batch_by_count(lengths, 2, 2)
+    assert (parts.micro_batches, parts.tokens, parts.total_tokens) == (2, (8 + 10) / 2, 26)
     cap = batch_padded(lengths, 2, 2, 10)
     assert (cap.micro_batches, cap.tokens, cap.total_tokens) == (2, 20, 26)
 

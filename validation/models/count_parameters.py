@@ -2,8 +2,9 @@
 
     python validation/models/count_parameters.py            # writes tests/specs/transformers_counts.json
 
-transformers is no dependency of zsim: install it in an environment of its own. `sha256` is over a line
-"name [shape]" for every entry of `named_parameters()`, in order, shared weights once.
+and the counts of the configurations in tests/specs/decoder_counts.json. transformers is no dependency of
+zsim: install it in an environment of its own. `sha256` is over a line "name [shape]" for every entry of
+`named_parameters()`, in order, shared weights once.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = ROOT / "tests" / "specs" / "transformers_counts.json"
+DECODERS = ROOT / "tests" / "specs" / "decoder_counts.json"
 MASKED = {"bert", "roberta", "modernbert"}
 ELSEWHERE = {"exaone", "mpt", "megatron", "qwen"}  # not transformers' own code, or not by its own key names
+_COUNTED = ("parameters", "tensors", "sha256")
 RENAMED = {"kimi_k2": "deepseek_v3"}
 
 
@@ -38,7 +41,7 @@ def count(config: dict[str, Any]) -> tuple[int, int, str]:
         names = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     elif model_type == "t5":
         names = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    found = names[model_type]
+    found = {**modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **names}[model_type]
     built = getattr(transformers, found if isinstance(found, str) else found[0])
     shape = transformers.AutoConfig.for_model(model_type, **values)
     with torch.device("meta"):
@@ -70,6 +73,10 @@ def main() -> None:
     lines = ",\n".join(f'    "{name}": {json.dumps(one)}' for name, one in counts.items())
     opening = json.dumps(head, indent=2)[:-2]
     COUNTS.write_text(f'{opening},\n  "models": {{\n{lines}\n  }}\n}}\n')
+    configs = [entry["config"] for entry in json.loads(DECODERS.read_text())["models"]]
+    entries = [dict(zip(("config", *_COUNTED), (config, *count(config)), strict=True)) for config in configs]
+    lines = ",\n".join(f"    {json.dumps(entry)}" for entry in entries)
+    DECODERS.write_text(f'{opening},\n  "models": [\n{lines}\n  ]\n}}\n')
 
 
 if __name__ == "__main__":

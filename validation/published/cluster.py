@@ -42,6 +42,8 @@ def cluster_preset(run: PublishedRun) -> str:
         raise NotSimulatedError(f"GPU '{gpu}' has no hardware file")
     if best[0] == "dgx-h100" and re.search(r"(?i)\bp5\b|p5\.48xlarge", network):
         return "aws-p5-busy" if re.search(_BUSY, network) else "aws-p5"
+    if best[0] == "dgx-a100-80gb" and re.search(r"(?i)jean zay", network):
+        return "jean-zay-a100"
     return best[0]
 
 

@@ -72,8 +72,9 @@ def expert_model(run: PublishedRun, dense: Mapping[str, Any]) -> dict[str, Any]:
         raise NotSimulatedError("linear attention is not simulated")
     if run.text("mlp_type") == "gelu":
         return _megatron_model(run, moe_note, shape, (count, top_k, width, shared), dense_layers)
-    if "mla" in moe_note:
-        return _latent_attention_model(moe_note["mla"], shape, (count, top_k, width, shared), dense_layers)
+    latent_ranks = _latent_ranks(run, moe_note)
+    if latent_ranks is not None:
+        return _latent_attention_model(latent_ranks, shape, (count, top_k, width, shared), dense_layers)
     if shared:
         return {
             **shape, "model_type": "qwen2_moe", "num_experts": count, "num_experts_per_tok": top_k,
@@ -142,6 +143,20 @@ def _megatron_model(
         "moe_layer_pattern": [int(number >= dense_layers) for number in range(layers)],
         **({"moe_shared_expert_intermediate_size": shared} if shared else {}),
     }
+
+
+def _latent_ranks(run: PublishedRun, moe_note: Mapping[str, str]) -> str | None:
+    """The ranks and widths of latent attention, in `moe{...}` or in a note `mla{q=0,kv=512,...}` of their
+    own, whose rank of 0 is none. None without latent attention."""
+    note = re.search(r"mla\{([^}]*)\}", run.text("notes"))
+    if note is None:
+        return moe_note.get("mla")
+    sizes = dict(re.findall(r"(\w+)=(\d+)", note[1]))
+    query = sizes.get("q", "0")
+    return "/".join(
+        f"{name}{'None' if name == 'q' and query == '0' else sizes.get(name, '')}"
+        for name in ("q", "kv", "nope", "rope", "v")
+    )
 
 
 def _latent_attention_model(
@@ -236,8 +251,10 @@ def expert_strategy(run: PublishedRun, settings: Mapping[str, str]) -> dict[str,
     flags = dict(re.findall(_FLAG, run.text("notes")))
     if int(flags.get("mtp-num-layers", "0") or 0):
         table["mtp_layers"] = int(flags["mtp-num-layers"])
-    if settings.get("mtp", "").isdigit():
-        table["mtp_layers"] = int(settings["mtp"])
+    resolved = re.search(r"resolved at [^:]*: mtp=(\d+)", run.text("notes"))
+    count = resolved[1] if resolved is not None else settings.get("mtp", "")
+    if count.isdigit():
+        table["mtp_layers"] = int(count)
     is_overlapped = settings.get("ep_overlap", "0") == "1"
     if is_overlapped or flags.get("overlap-moe-expert-parallel-comm") == "True":
         table["overlap_expert_parallel"] = True

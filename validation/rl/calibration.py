@@ -27,7 +27,8 @@ from zsim.workflows.rl.phases import broadcast_bandwidth, model_bytes, num_tenso
 
 _ONE_SENDER = r"checkpoint-engine, |single sender"
 """Notes of broadcasts by buckets from one rank."""
-_COVERED = 0.8  # of steps, within the spread
+_COVERED = 0.9  # of errors, on one side of an end
+_TRAINER = ("training", "old_logprobs", "reference")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"validation.rl.calibration: {error}", file=sys.stderr)
         return 2
     predictions = {prediction.row_id: prediction for prediction in predict_rows(rows)}
-    for lines in (_shares(rows), _phases(rows, predictions), _lengths(rows), _spread(predictions)):
+    for lines in (_shares(rows), _phases(rows, predictions), _lengths(rows), _spreads(predictions, rows)):
         print(*lines, "", sep="\n")
     return 0
 
@@ -101,21 +102,25 @@ def _lengths(rows: Sequence[RlRow]) -> Iterator[str]:
         yield f"  longest mean {max(means):,.0f} tokens"
 
 
-def _spread(predictions: Mapping[str, RowPrediction]) -> Iterator[str]:
-    """The factor within which a new step lies with a chance of four in five: of n errors in order, that of
-    place 0.8 (n + 1), as split conformal prediction has it."""
-    yield "STEP_SPREAD: simulated over measured seconds of whole steps"
-    ratios = {
-        name: prediction.predicted_seconds / prediction.measured_seconds
-        for name, prediction in predictions.items()
-        if prediction.predicted_seconds and prediction.measured_seconds
-    }
-    if ratios:
-        yield "  " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-        factors = sorted(max(ratio, 1 / ratio) for ratio in ratios.values())
-        order = min(len(factors), ceil(_COVERED * (len(factors) + 1)))
-        spread = factors[order - 1]
-        yield f"  {len(factors)} steps, a new one within a factor of {spread:.3f} in {_COVERED:.0%}"
+def _spreads(predictions: Mapping[str, RowPrediction], rows: Sequence[RlRow]) -> Iterator[str]:
+    """The factors of `zsim.workflows.rl.spread`, below and above what is simulated."""
+    yield "Spreads: simulated over measured seconds"
+    kinds: dict[str, list[tuple[float, str]]] = {}
+    for row in rows:
+        prediction = predictions[row.row_id]
+        pairs: dict[str, tuple[float | None, float | None]] = {}
+        pairs["step"] = (prediction.predicted_seconds, prediction.measured_seconds)
+        for phase, measured in prediction.measured_phases.items():
+            kind = "trainer" if phase in _TRAINER else f"{phase} of {row.text('source')}"
+            pairs[f"{kind}: {phase}"] = prediction.predicted_phases.get(phase), measured
+        for name, (simulated, found) in pairs.items():
+            if simulated and found:
+                kinds.setdefault(name.partition(":")[0], []).append((simulated / found, row.row_id))
+    for kind, ratios in kinds.items():
+        place = min(len(ratios), ceil(_COVERED * (len(ratios) + 1))) - 1
+        ordered = sorted(ratio for ratio, _ in ratios)
+        yield f"  {kind}, {len(ratios)}: {ordered[place]:.2f} below, {1 / ordered[-1 - place]:.2f} above"
+        yield "    " + ", ".join(f"{name} {ratio:.2f}" for ratio, name in ratios)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.specs.library import Library
 from zsim.workflows.rl.job import resolve_rl
-from zsim.workflows.rl.phases import sync_seconds
+from zsim.workflows.rl.phases import TRAINED_BYTES, sync_seconds
 from zsim.workflows.rl.result import simulate_rl
+from zsim.workflows.rl.spread import PASSES, phase_spread
 
 # Column of a measured phase -> its name.
 PHASE_COLUMNS = {
@@ -40,6 +41,7 @@ class RowPrediction:
     predicted_range_seconds: tuple[float, float] | None = None
     measured_phases: Mapping[str, float] = field(default_factory=dict)
     predicted_phases: Mapping[str, float] = field(default_factory=dict)
+    predicted_phase_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     measured_tokens_per_second: float | None = None
     predicted_tokens_per_second: float | None = None
     measured_itl_seconds: float | None = None
@@ -59,6 +61,7 @@ class RowPrediction:
             "predicted_range_seconds": self.predicted_range_seconds,
             "measured_phases_seconds": dict(self.measured_phases),
             "predicted_phases_seconds": dict(self.predicted_phases),
+            "predicted_phases_range_seconds": dict(self.predicted_phase_ranges),
             "assumptions": list(self.assumptions),
         }
         if self.predicted_tokens_per_second is not None:
@@ -116,26 +119,36 @@ def _predict(row: RlRow, simulator: Simulator, library: Library) -> RowPredictio
             predicted_itl_seconds=engine.seconds_per_token,
         )
     asked = row_experiment(row, library)
-    seconds, seconds_range, phases = _predict_step(asked, simulator)
     return RowPrediction(
-        **measured,
-        status="predicted",
-        predicted_seconds=seconds,
-        predicted_range_seconds=seconds_range,
-        predicted_phases=phases,
-        assumptions=asked.assumptions,
+        **measured, status="predicted", assumptions=asked.assumptions, **_predict_step(asked, simulator)
     )
 
 
-def _predict_step(
-    asked: RowExperiment, simulator: Simulator
-) -> tuple[float | None, tuple[float, float] | None, dict[str, float]]:
-    """Seconds of the step, their range, and seconds of its phases."""
+def _predict_step(asked: RowExperiment, simulator: Simulator) -> dict[str, Any]:
+    """What is predicted of a step: its seconds, those of its phases, and their ranges."""
     if asked.phase == "training":
         step = simulate_step(simulator.job(asked.experiment), simulate=simulator.outcome)
-        return None, None, {"training": step.seconds}
+        cluster, numel = step.job.cluster, step.job.model.numel
+        gather = TRAINED_BYTES * numel / cluster.offload.pageable_bandwidth if asked.gathers_weights else 0.0
+        seconds = step.seconds + gather
+        return _phases({"training": (seconds, PASSES.range_of(seconds))})
     if asked.phase == "weight_sync":
-        return None, None, {"weight_sync": sync_seconds(resolve_rl(asked.experiment, simulator))}
+        job = resolve_rl(asked.experiment, simulator)
+        seconds = sync_seconds(job)
+        return _phases(
+            {"weight_sync": (seconds, phase_spread("weight_sync", job.transport).range_of(seconds))}
+        )
     result = simulate_rl(asked.experiment, simulator)
-    phases = {name: float(seconds) for name, seconds in result.phases_seconds.items()}
-    return float(result.step.seconds), result.step_seconds_range, phases
+    ranges = result.phases_seconds_range
+    return {
+        "predicted_seconds": float(result.step.seconds),
+        "predicted_range_seconds": result.step_seconds_range,
+        **_phases({name: (float(value), ranges[name]) for name, value in result.phases_seconds.items()}),
+    }
+
+
+def _phases(phases: Mapping[str, tuple[float, tuple[float, float]]]) -> dict[str, Any]:
+    return {
+        "predicted_phases": {name: seconds for name, (seconds, _) in phases.items()},
+        "predicted_phase_ranges": {name: ends for name, (_, ends) in phases.items()},
+    }

@@ -12,6 +12,7 @@ from validation.rl.table import RlRow
 from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
 from zsim.errors import NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.specs.model.spec import ModelSpec
@@ -30,6 +31,15 @@ _SMALL_OPT = {
     "do_layer_norm_before": False, "tie_word_embeddings": True,
 }  # fmt: skip
 """OPT-350M, the critic and the reward model of DeepSpeed-Chat's tables."""
+_PRIME_RL_FIRST = r"^Jan 2026"
+"""prime-rl's first benchmarks, 15 January 2026 at 11d87ee8. Optimizer states stayed on the GPUs
+(`optim_cpu_offload` came with e41036a1 of 3 February), and the tokens a second that `train_s` comes from are
+of the time from step to step, in which full fine-tuning gathers its weights on the first rank and copies them
+to ordinary memory (trainer/rl/broadcast/filesystem.py, trainer/weights.py `gather_weights_on_master`)."""
+_VERL_LOGS = r"-bsz?\d+_(\d+)-"
+"""Samples of a micro-batch on a GPU, in names of verl's logs as in "Qwen2.5-7B-bsz64_8-prompt512-...": their
+scripts have one `ppo_micro_batch_size` of 64 for all of 8 GPUs, and `use_remove_padding` (verl-project/verl
+281ecd4c examples/tuning)."""
 _DYNAMIC_TOKENS = 16384  # of a micro-batch, the default of verl and its like
 
 
@@ -42,6 +52,8 @@ class RowExperiment:
     """The phase that the row is about, None if it is about whole steps."""
     assumptions: tuple[str, ...]
     """What the row leaves open, and how it was settled."""
+    gathers_weights: bool = False
+    """Its seconds of training have the copy of all weights to the host of the first rank in them."""
 
 
 def row_experiment(row: RlRow, library: Library) -> RowExperiment:
@@ -70,15 +82,21 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
         "parallelism": _parallelism(row, layout, model),
         "training": _training(row, layout),
     }
-    if data["strategy"]["kind"] == "fsdp2" and row.has_word("optimizer states on CPU", "offload"):
+    is_first = row.has_word("prime-rl", "framework") and row.has_word(_PRIME_RL_FIRST, "version")
+    if row.has_word("optimizer states on CPU", "offload") and not is_first:
         data["strategy"]["offload_states"] = True
     if phase == "training":
         _set_batch(row, data, training_gpus)
-        return RowExperiment(Experiment.of_data(data, origin=row.row_id), phase, tuple(assumptions))
+        gathers = is_first and not row.has_word("lora", "algorithm")
+        return RowExperiment(Experiment.of_data(data, origin=row.row_id), phase, tuple(assumptions), gathers)
     data["rl"] = _rl_table(row, placement, rollout_gpus, phase, assumptions)
     _set_engine(data["rl"]["rollout"], row, model, cluster, rollout_gpus or gpus, assumptions)
     _set_micro_batch(row, data, layout)
-    return RowExperiment(Experiment.of_data(data, origin=row.row_id), phase, tuple(assumptions))
+    experiment = Experiment.of_data(data, origin=row.row_id)
+    if phase == "weight_sync" and model.tower is not None:
+        experiment = change_experiment(experiment, {"model.text_only": True})
+        assumptions.append("a language model alone")
+    return RowExperiment(experiment, phase, tuple(assumptions))
 
 
 def _cluster(row: RlRow, phase: str | None, assumptions: list[str]) -> str:
@@ -304,6 +322,8 @@ def _rl_table(
     if framework == "deepspeed-chat":
         table["critic"] = {"model": _SMALL_OPT}
         table["reward"] = {"model": _SMALL_OPT}
+    if placement == "colocated" and row.has_word(r"params? ?\+ ?optimizer", "offload", "train_parallelism"):
+        table["offload"] = {"parameters": True, "optimizer": True}
     if placement == "async":
         age = re.search(
             r"max age (\d+)|(\d+)[ -](?:step )?off|staleness (\d+)", row.text("notes") + row.text("algorithm")
@@ -438,4 +458,7 @@ def _set_micro_batch(row: RlRow, data: dict[str, Any], layout: Layout) -> None:
         size = max(_DYNAMIC_TOKENS * layout.context, length)
     multiple = 16 * layout.context * layout.tensor
     length = -(-length // multiple) * multiple
-    data["training"] |= {"sequence_length": length, "micro_batch_size": max(1, round(size / length))}
+    count = max(1, round(size / length))
+    if samples := re.search(_VERL_LOGS, row.text("source_location")):
+        data["rl"]["batching"], count = "unpadded", int(samples[1])
+    data["training"] |= {"sequence_length": length, "micro_batch_size": count}

@@ -65,7 +65,8 @@ def calibrate(
 
 
 def _lines(calibration: Calibration) -> Iterator[str]:
-    from zsim.report.views.text.plain import Column, paragraph, table
+    from zsim.report.views.result import Column
+    from zsim.report.views.text.plain import paragraph, table
 
     columns = [Column("number", is_left=True, min_width=35), Column("value", min_width=12)]
     columns += [Column(title) for title in ("rows", "median", "worst", "bias")]

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from zsim import garbage_collection
 from zsim.commands.options import (
     Epochs,
     ExperimentOptions,
@@ -37,8 +36,7 @@ def goodput(
     from zsim.notebook.runs import simulate_run
 
     options, _ = options.add_length(tokens, samples, epochs)
-    with garbage_collection.pause():
-        run = simulate_run(options.load(), seeds=seeds, jobs=jobs)
+    run = simulate_run(options.load(), seeds=seeds, jobs=jobs)
     answer(run.lines(), run.to_dict, json_)
     if out is not None:
         for path in run.save(out):

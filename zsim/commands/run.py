@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from zsim import garbage_collection
 from zsim.commands.options import (
     Epochs,
     ExperimentOptions,
@@ -59,10 +58,8 @@ def run(
     if brief and full:
         raise InputError("--brief and --full contradict each other")
     options, length = options.add_length(tokens, samples, epochs)
-    with garbage_collection.pause():
-        detail: Detail = "brief" if brief else "full" if full else "screen"
-        code = _run(options, unfold, detail, json_, out, length)
-    if code:
+    detail: Detail = "brief" if brief else "full" if full else "screen"
+    if code := _run(options, unfold, detail, json_, out, length):
         raise typer.Exit(code)
 
 

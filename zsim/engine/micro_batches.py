@@ -20,18 +20,24 @@ more takes as long as one before. So a step of n takes the time of p + 2, plus (
 difference between p + 2 and p. Interleaved, in groups of p, it takes the time of 3 p, plus (n - 3 p) / p
 times the difference between 3 p and 2 p, where n is a multiple. Schedules that hold all micro-batches at once
 (GPipe, looped BFS) are simulated completely.
+
+# [Note: a step as a loop]
+All of this is an estimate, for who asks for it (`simulation.every_micro_batch`). Without being asked, a step
+of many micro-batches is simulated as one of six, or of twelve, where the simulation proves that each further
+micro-batch repeats one before (`zsim.engine.micro_batch_period`). Then the step has the seconds, and the
+report the numbers, that it has where all of its micro-batches are simulated, to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import floor
 
 import numpy as np
 
-from zsim.engine.simulate import Outcome, isolated_seconds, simulate_job
+from zsim.engine.simulate import LOOP_COUNTS, Outcome, isolated_seconds, simulate_job
 from zsim.errors import NotSimulatedError
 from zsim.plan.builder import COMPUTE
 from zsim.plan.make import make_plan
@@ -63,6 +69,19 @@ class SimulatedStep:
     """
     peak_plan: Plan
     """The plan of enough micro-batches to reach the step's memory peak."""
+    is_loop: bool = False
+    """Whether micro-batches that are not simulated are known to repeat one that is. See [Note: a step as a
+    loop].
+    """
+
+    @cached_property
+    def whole_outcome(self) -> Outcome:
+        """The outcome with all micro-batches of a loop, which are simulated at first use. That of another
+        step is what was simulated of it.
+        """
+        if not self.is_loop:
+            return self.outcome
+        return simulate_job(self.job, unfold=self.outcome.stats.rank_classes == self.job.world_size)
 
     @property
     def is_complete(self) -> bool:
@@ -114,7 +133,7 @@ def simulate_step(
     size, steps = job.training.micro_batch_size, job.training.gradient_accumulation_steps
     is_plain = job.simulation.every_micro_batch or steps <= sample_counts(job)[0]
     if is_plain and job.sequences is None:
-        return _simulate_all(job, steps, run)
+        return _simulate_loop(job, steps, run) or _simulate_all(job, steps, run)
     if job.colocated_jobs or job.jitter is not None:
         setting = (
             "simulation.every_micro_batch = false" if job.sequences is None else "a smaller last micro-batch"
@@ -143,6 +162,34 @@ def simulate_step(
     if num_full < NUM_SAMPLED:  # from there on one more does not change the peak
         step = replace(step, peak_plan=make_plan(_set_micro_batches(job, num_full + 1)))
     return replace(step, job=job)
+
+
+def _simulate_loop(job: Job, steps: int, run: Simulate) -> SimulatedStep | None:
+    """A step of `steps` micro-batches of which few are simulated. None where the others are not known to
+    repeat one of these. See [Note: a step as a loop].
+    """
+    if job.parallelism.pipeline > 1 or job.jitter is not None or job.colocated_jobs:
+        return None
+    for count in LOOP_COUNTS:
+        if steps < 3 * count:  # the two steps and the proof take as long
+            break
+        sampled = _simulate_all(job, count, run)
+        period, allocation = sampled.outcome.period, sampled.outcome.allocation
+        if period is None:
+            continue
+        shorter = _simulate_all(job, count - 1, run)
+        is_same = abs(sampled.seconds - shorter.seconds - period.seconds) <= _TOLERANCE * period.seconds
+        if not is_same or allocation != shorter.outcome.allocation:
+            continue
+        num_further = float(steps - count)
+        return replace(
+            sampled,
+            job=job,
+            seconds=sampled.seconds + num_further * period.seconds,
+            terms=((1.0 + num_further, sampled.outcome), (-num_further, shorter.outcome)),
+            is_loop=True,
+        )
+    return None
 
 
 def extrapolate_seconds(sampled_seconds: float, shorter_seconds: float, num_further: float) -> float:

@@ -103,11 +103,11 @@ def step_seconds(plan: Plan, executor: Executor, end_seconds: float) -> float:
     """Seconds from the last rank's start of the step to its end, without making a trace."""
     lengths = [len(program.ops) for program in plan.programs]
     return end_seconds - max(
-        _begin_seconds(rank, lengths[plan.program_of[rank.number]]) for rank in executor.ranks
+        begin_seconds(rank, lengths[plan.program_of[rank.number]]) for rank in executor.ranks
     )
 
 
-def _begin_seconds(rank: SimulatedRank, num_ops: int) -> float:
+def begin_seconds(rank: SimulatedRank, num_ops: int) -> float:
     """The start of the plan's last run, of `num_ops` ops, on a rank: the end of the previous run."""
     num_previous = len(rank.ended) - num_ops
     return float(np.asarray(rank.ended)[:num_previous].max()) if num_previous else rank.began
@@ -239,7 +239,7 @@ class _RankTimes:
         self.issue: Floats = np.asarray(rank.issue)[self.first :]
         self.start: Floats = np.asarray(rank.start)[self.first :]
         self.ended: Floats = np.asarray(rank.ended)[self.first :]
-        self.begin = _begin_seconds(rank, len(self.traced.program.ops))
+        self.begin = begin_seconds(rank, len(self.traced.program.ops))
         since = rank.issue[self.first - 1] if self.first else rank.began
         self.host_ahead = worked_seconds(rank.host_stalls, since, self.begin)
         self.host_stalls = rank.host_stalls

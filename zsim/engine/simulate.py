@@ -18,6 +18,7 @@ from zsim.engine.concurrent_jobs import run_concurrently
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes, isolate_first_ranks, node_ranks
 from zsim.engine.jitter.steps import JitterRun, ProgramRun, draw_steps, run_once
+from zsim.engine.micro_batch_period import Period, find_period
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.one_stream import is_one_rank, serial_times
 from zsim.engine.prepare import PreparedJob, prepare
@@ -46,6 +47,7 @@ from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
 
 _MAX_JITTER_RANKS = 16  # ranks that are all simulated when they vary
+LOOP_COUNTS = (6, 12)  # micro-batches of a step in which a loop is looked for
 
 
 THIS_JOB = "this job"
@@ -92,6 +94,8 @@ class Outcome:
     """Bytes per GPU inside its node and between nodes, by phase, kind of collective and group."""
     concurrent_jobs: tuple[JobTimes, ...] = ()
     """All co-located jobs, this job first."""
+    period: Period | None = None
+    """What a further micro-batch adds, in a step of one of `LOOP_COUNTS`, where it is known."""
 
 
 def simulate_job(
@@ -156,7 +160,8 @@ def _simulate_isolated(request: StepRequest, unfold: bool, *, has_allocator: boo
     outcome = _outcome(prepared, run.executor, run.trace, notes)
     outcome = replace(outcome, allocation=allocation, steady_allocators=steady_allocators)
     if jitter is None:
-        return outcome
+        has_loop = job.training.gradient_accumulation_steps in LOOP_COUNTS and not prepared.allocators
+        return replace(outcome, period=find_period(prepared, run.executor.ranks) if has_loop else None)
     jitter_run = draw_steps(prepared, run, jitter)
     events = outcome.stats.events + jitter_run.events
     stats = replace(outcome.stats, events=events, steps=len(jitter_run.steps))

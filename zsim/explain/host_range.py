@@ -39,16 +39,6 @@ class HostRange:
     cpu: str
     """The processors that the cluster names."""
 
-    def scale(self, factor: float) -> HostRange:
-        """The range of a step that is `factor` times as long."""
-        return HostRange(
-            self.fast_seconds * factor,
-            self.slow_seconds * factor,
-            self.factors,
-            self.issue_seconds * factor,
-            self.cpu,
-        )
-
     def note(self, bound_fraction: float) -> str:
         """The host that is taken, and what depends on it. `bound_fraction` is the fraction of the step that
         waits for it.

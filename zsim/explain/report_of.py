@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from zsim.cost.rates.power import GpuActivity
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, rank_capacities, traced_step_of
@@ -14,10 +15,12 @@ from zsim.explain.resolved import model_size, resolved_experiment, resolved_para
 from zsim.explain.sampled_micro_batches import (
     add_memory_peak,
     full_allocation,
+    full_collectives,
     full_pipeline,
     full_step,
     micro_batches_note,
-    scale_variants,
+    sum_rows,
+    weighted_sums,
 )
 from zsim.explain.variants import Variants
 from zsim.explain.work import attention_note, kernel_activity_of, step_work
@@ -43,7 +46,7 @@ from zsim.report.irregular import JobRow, RankRow, rank_rows, step_spread
 from zsim.report.job_features import step_validation
 from zsim.report.lost_overlap import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
-from zsim.report.offload import TierRow
+from zsim.report.offload import TierRow, moved_bytes_of
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap, rank_map
 from zsim.report.report import JobFacts, MachineUse, Report, TracedStep, make_report
@@ -66,22 +69,65 @@ from zsim.version import __version__
 
 
 def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants | None = None) -> Report:
-    """The report of a simulated step. `variants` are those of its simulated micro-batches."""
+    """The report of a simulated step with its `variants`, see `full_variants`."""
     if step.is_complete:
         return report_of(step.outcome, wall_seconds, variants)
+    if step.is_loop:
+        outcome = replace(step.outcome, job=step.job)
+        report = report_of(outcome, wall_seconds, variants, full_step(step), terms=step.terms)
+        return _add_repeats(report, step)
     notes = (*step.outcome.notes, micro_batches_note(step))
     outcome = replace(step.outcome, job=step.job, notes=notes, allocation=full_allocation(step))
     pipeline = full_pipeline(step)
     traced = full_step(step)
     if pipeline is not None:
         traced = replace(slowest_step(outcome, pipeline), full_seconds=step.seconds)
-    scaled_variants = scale_variants(variants or Variants(), step)
-    report = report_of(outcome, wall_seconds, scaled_variants, traced, pipeline, step.terms)
+    report = report_of(outcome, wall_seconds, variants, traced, pipeline, step.terms)
     simulated_seconds = report.critical_path_seconds or {}
     chain = CriticalSeconds(
         lambda: {name: seconds * step.length_ratio for name, seconds in simulated_seconds.items()}
     )
     return replace(add_memory_peak(report, step), critical_path_seconds=chain)
+
+
+def _add_repeats(report: Report, step: SimulatedStep) -> Report:
+    """The report of a loop, given that of its simulated micro-batches with the seconds of all."""
+    terms = [
+        (factor, factor * outcome.trace.step_seconds / step.seconds, outcome)
+        for factor, outcome in step.terms
+    ]
+    traffic = sum_rows([(factor, _traffic(outcome)) for factor, _, outcome in terms], "link_class")
+    uses = sum_rows([(share, _traffic(outcome)) for _, share, outcome in terms], "link_class")
+    offload = report.offload
+    if offload is not None:
+        moved = [(factor, moved_bytes_of(outcome.trace, report.rank)) for factor, _, outcome in terms]
+        tiers = sum_rows([(factor, _tiers(outcome)) for factor, _, outcome in terms], "tier")
+        tier_uses = sum_rows([(share, _tiers(outcome)) for _, share, outcome in terms], "tier")
+        offload = replace(
+            offload,
+            moved_bytes={
+                kind: round(sum(f * sizes[kind] for f, sizes in moved)) for kind in offload.moved_bytes
+            },
+            tiers=tuple(
+                replace(row, utilisation_fraction=use.utilisation_fraction)
+                for row, use in zip(tiers, tier_uses, strict=True)
+            ),
+        )
+    rank_terms = [(factor, _ranks(outcome, has_bubbles=False)) for factor, _, outcome in terms]
+    return replace(
+        report,
+        collectives=full_collectives(step),
+        traffic=tuple(
+            replace(row, utilisation_fraction=use.utilisation_fraction)
+            for row, use in zip(traffic, uses, strict=True)
+        ),
+        sent=sum_rows([(factor, _sent(outcome)) for factor, _, outcome in terms], "phase", "kind", "group"),
+        offload=offload,
+        ranks=sum_rows(rank_terms, "rank", "ranks", "kernel_slowdown"),
+        critical_path_seconds=CriticalSeconds(
+            lambda: weighted_sums([(factor, _critical_seconds(outcome)) for factor, _, outcome in terms])
+        ),
+    )
 
 
 def report_of(
@@ -111,7 +157,9 @@ def report_of(
     energy = (
         mean_energy(outcome, step.seconds, terms)
         if types
-        else step_energy(mean_breakdown, kernel_activity_of(job, plan), job.cluster.gpus[job.types[0]].power)
+        else step_energy(
+            mean_breakdown, _kernel_activity(outcome, terms), job.cluster.gpus[job.types[0]].power
+        )
     )
     jitter = None
     if jitter_run is not None:
@@ -137,11 +185,18 @@ def report_of(
     )
 
 
+def _kernel_activity(outcome: Outcome, terms: Terms | None) -> GpuActivity:
+    """The activity of the step's kernels."""
+    activities = [
+        kernel_activity_of(term.job, term.plan).scaled(factor) for factor, term in terms or [(1.0, outcome)]
+    ]
+    return GpuActivity(*map(sum, zip(*activities, strict=True)))
+
+
 def _add_input_spreads(validation: Validation, variants: Variants, step_seconds: float) -> Validation:
     """The validation with the spreads of the job's inputs that the step was simulated with."""
-    hosts = variants.hosts
     ends = {
-        "the host": None if hosts is None else (hosts.fast_seconds, hosts.slow_seconds),
+        "the host": variants.host_seconds,
         "CPU, host memory, PCIe and drives": variants.offload_range,
         "how even the router is": variants.routing,
     }

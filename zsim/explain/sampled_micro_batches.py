@@ -2,31 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.gpu_types import traced_step_of
+from zsim.explain.host_range import HostRange
 from zsim.explain.pipeline import pipeline_of
-from zsim.explain.variants import Variants
+from zsim.explain.variants import Variants, step_variants
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.peaks import bytes_at_peak, plan_peaks
 from zsim.report.breakdown import Breakdown
+from zsim.report.irregular import RankRow
 from zsim.report.memory import over_limit
+from zsim.report.offload import TierRow
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.report import Report, TracedStep
+from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_seconds
+
+Row = TypeVar("Row", CollectiveRow, TrafficRow, SentRow, TierRow, RankRow)
 
 
 def full_step(step: SimulatedStep) -> TracedStep:
     """The simulated micro-batches as a traced step, with the breakdown and the seconds of the
-    complete step.
+    complete step. That of a loop also has its waits and its overlap.
     """
-    traced = traced_step_of(step.outcome)
-    breakdowns = [(factor, traced_step_of(outcome).breakdown) for factor, outcome in step.terms]
-    breakdown = _weighted_breakdown(traced.breakdown, breakdowns)
-    return replace(traced, breakdown=breakdown, full_seconds=step.seconds)
+    traced_terms = [(factor, traced_step_of(outcome)) for factor, outcome in step.terms]
+    traced = traced_terms[0][1]
+    breakdown = _weighted_breakdown(
+        traced.breakdown, [(factor, term.breakdown) for factor, term in traced_terms]
+    )
+    period = step.outcome.period
+    if not step.is_loop or period is None:
+        return replace(traced, breakdown=breakdown, full_seconds=step.seconds)
+    begin, count = period.begins[traced.rank], step.micro_batches - step.outcome_micro_batches
+    waits = traced.breakdown.waits.repeat(begin, begin + period.seconds, count)
+    overlaps = [(factor, overlap_seconds(outcome.trace, traced.rank)) for factor, outcome in step.terms]
+    hidden, total = (sum(factor * seconds[index] for factor, seconds in overlaps) for index in (0, 1))
+    return replace(
+        traced,
+        breakdown=replace(breakdown, waits=waits),
+        overlap_fraction=hidden / total if total > 0 else None,
+        full_seconds=step.seconds,
+    )
+
+
+def full_collectives(step: SimulatedStep) -> tuple[CollectiveRow, ...]:
+    """The collectives of all micro-batches of a loop."""
+    return sum_rows(
+        [
+            (factor, collective_rows(outcome.trace, traced.rank, traced.breakdown.waits))
+            for factor, outcome in step.terms
+            for traced in [traced_step_of(outcome)]
+        ],
+        "kind", "group", "group_size", "bytes", "dtype",
+    )  # fmt: skip
+
+
+def sum_rows(terms: Sequence[tuple[float, Sequence[Row]]], *key_fields: str) -> tuple[Row, ...]:
+    """The weighted sums of the numbers of rows that are the same but for these, in the order of the first
+    term. `key_fields` tell what a row is of.
+    """
+    key_of = attrgetter(*key_fields)
+    totals: dict[Any, dict[str, Any]] = {}
+    for factor, rows in terms:
+        for row in rows:
+            total = totals.setdefault(key_of(row), {})
+            for field in fields(row):
+                value = getattr(row, field.name)
+                if field.name not in key_fields and value is not None:
+                    total[field.name] = total.get(field.name, 0) + factor * value
+    return tuple(
+        replace(
+            row,
+            **{
+                name: round(total) if isinstance(getattr(row, name), int) else max(total, 0.0)
+                for name, total in totals[key_of(row)].items()
+            },
+        )
+        for row in terms[0][1]
+    )
 
 
 def full_allocation(step: SimulatedStep) -> Allocation | None:
@@ -74,9 +133,9 @@ def _weighted_breakdown(simulated: Breakdown, breakdowns: Sequence[tuple[float, 
     """The weighted sum of breakdowns by cause and phase. Its waits are those of `simulated`."""
     return replace(
         simulated,
-        seconds=_weighted_sums([(factor, breakdown.seconds) for factor, breakdown in breakdowns]),
+        seconds=weighted_sums([(factor, breakdown.seconds) for factor, breakdown in breakdowns]),
         by_phase={
-            phase: _weighted_sums(
+            phase: weighted_sums(
                 [(factor, breakdown.by_phase.get(phase, {})) for factor, breakdown in breakdowns]
             )
             for phase in simulated.by_phase
@@ -84,7 +143,7 @@ def _weighted_breakdown(simulated: Breakdown, breakdowns: Sequence[tuple[float, 
     )
 
 
-def _weighted_sums(terms: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+def weighted_sums(terms: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
     """Weighted sums of (weight, values by name), by name. Negative sums become 0."""
     total: dict[str, float] = {}
     for factor, values in terms:
@@ -93,18 +152,41 @@ def _weighted_sums(terms: Sequence[tuple[float, Mapping[str, float]]]) -> dict[s
     return {name: max(value, 0.0) for name, value in total.items()}
 
 
-def scale_variants(variants: Variants, step: SimulatedStep) -> Variants:
-    """The variants of the simulated micro-batches, scaled to the complete step."""
-    factor = step.length_ratio
-    offload_range = variants.offload_range
+def full_variants(step: SimulatedStep, *, has_range: bool = True) -> Variants:
+    """The variants of the complete step, see `step_variants`: sums of those of a loop's terms, or those of
+    the simulated micro-batches, scaled.
+    """
+    if step.is_complete:
+        return step_variants(step.outcome, has_range=has_range)
+    terms = step.terms if step.is_loop else ((step.length_ratio, step.outcome),)
+    weighted = [(factor, step_variants(outcome, has_range=has_range)) for factor, outcome in terms]
+    simulated = weighted[0][1]
+
+    def total(value: Callable[[Variants], float | None]) -> float | None:
+        values = [value(variants) for _, variants in weighted]
+        seconds = [factor * number for (factor, _), number in zip(weighted, values, strict=True) if number]
+        return sum(seconds) if len(seconds) == len(weighted) else None
+
+    def end_of(name: str, end: int) -> Callable[[Variants], float | None]:
+        return lambda variants: (getattr(variants, name) or (None, None))[end]
+
+    def range_of(name: str) -> tuple[float, float] | None:
+        low, high = (total(end_of(name, end)) for end in (0, 1))
+        return None if low is None or high is None else (low, high)
+
+    hosts, host_range = simulated.hosts, range_of("host_seconds")
+    if hosts is not None and host_range is not None:
+        issue_seconds = sum(
+            factor * variants.hosts.issue_seconds for factor, variants in weighted if variants.hosts
+        )
+        hosts = HostRange(*host_range, hosts.factors, issue_seconds, hosts.cpu)
     return replace(
-        variants,
-        without_overlap=None if variants.without_overlap is None else variants.without_overlap * factor,
-        unshared_queues=None if variants.unshared_queues is None else variants.unshared_queues * factor,
-        offload_range=None
-        if offload_range is None
-        else (offload_range[0] * factor, offload_range[1] * factor),
-        hosts=None if variants.hosts is None else variants.hosts.scale(factor),
+        simulated,
+        without_overlap=total(lambda variants: variants.without_overlap),
+        unshared_queues=total(lambda variants: variants.unshared_queues),
+        offload_range=range_of("offload_range"),
+        routing=range_of("routing"),
+        hosts=hosts if host_range is not None else None,
     )
 
 

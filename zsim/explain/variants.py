@@ -63,9 +63,14 @@ class Variants:
     offload_range: tuple[float, float] | None = None
     hosts: HostRange | None = None
     routing: tuple[float, float] | None = None
-    """The step with even and with uneven loads of experts, over the step."""
+    """The step with even and with uneven loads of experts."""
     notes: tuple[str, ...] = ()
     """Why a variant is missing."""
+
+    @property
+    def host_seconds(self) -> tuple[float, float] | None:
+        """Seconds of the step with hosts at the fast and at the slow end."""
+        return None if self.hosts is None else (self.hosts.fast_seconds, self.hosts.slow_seconds)
 
 
 def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:

@@ -20,8 +20,9 @@ from zsim.goodput.text import (
 )
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import Section, page
+from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.units import format_seconds
 
 _DAY = 86_400.0
@@ -38,7 +39,9 @@ COLORS = {
     "degraded": "#7B3F6F",
 }
 _MAX_SPANS = 6_000
-_TRUST_HEAD = ("rests on", "evidence", "source", "what would narrow it")
+_TRUST = [Column(title, is_left=True) for title in ("rests on", "evidence", "source", "what would narrow it")]
+_DEFINITIONS = columns_of("definition", "of this run", Column("meaning", is_left=True))
+_MODES = columns_of("mode", "work between saves", "holds training", "goodput")
 _NARROWED_BY = {
     "failures": "[run.failures] with the rate of your own fleet",
     "storage": "[run.storage] with your store's rates, or a measured [run.checkpoint] blocking",
@@ -50,7 +53,7 @@ def goodput_page(run: SimulatedRun) -> str:
     sections = [
         Section("Where the days go", [
             ("waterfall", "Mean of all runs.", waterfall(run)),
-        ], ["definition", "of this run", "meaning"], _definitions(run)),
+        ], ResultTable("", _DEFINITIONS, _definitions(run))),
         Section("A run with its failures", [
             ("progress", "The run of the median's days: steps done over time; dotted: without stops. Marked: "
              "failures, by cause.", progress(run)),
@@ -68,8 +71,7 @@ def goodput_page(run: SimulatedRun) -> str:
                         interval(run),
                     ),
                 ],
-                ["mode", "work between saves", "holds training", "goodput"] if run.modes else [],
-                _modes(run),
+                ResultTable("", _MODES, _modes(run)) if run.modes else None,
             )
         )
     if len(run.spares) > 1:
@@ -86,10 +88,11 @@ def goodput_page(run: SimulatedRun) -> str:
             )
         )
     causes_plot = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
-    sections.append(Section("Failures", [causes_plot], ["cause", "in a run", "lost GPU-hours"], _causes(run)))
+    columns = columns_of("cause", "in a run", "lost GPU-hours")
+    sections.append(Section("Failures", [causes_plot], ResultTable("", columns, _causes(run))))
     unit = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
     sections.append(Section("All runs", [("days", f"{unit} of every run.", days(run))]))
-    sections.append(Section("Should I believe this?", (), _TRUST_HEAD, [*trust_rows(run)]))
+    sections.append(Section("Should I believe this?", table=ResultTable("", _TRUST, [*trust_rows(run)])))
     summary = [verdict_sentence(run), *([diverging_sentence(run)] if run.is_diverging else [])]
     summary += shortening_sentences(run)
     return page(headline(run), "goodput", sections, " ".join([*summary, *detail_sentences(run)]))
@@ -282,13 +285,10 @@ def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
 
 def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
-    report = run.prepared.first.result.report
-    weakest = ", ".join(f"{part} {grade}" for part, grade in report.evidence.items())
     first = run.prepared.first
-    seconds = report.step_seconds if first.full_step is None else first.step_seconds
-    step_text = f"a step of {format_seconds(seconds)}"
+    weakest = ", ".join(f"{part} {grade}" for part, grade in first.result.report.evidence.items())
     yield (
-        step_text,
+        f"a step of {format_seconds(first.inner_seconds)}",
         weakest,
         f"{step_trust(run)}{proportional_days(run)}",
         "a measured step: zsim calibrate, zsim compare",

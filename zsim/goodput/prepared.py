@@ -10,7 +10,6 @@ from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict
 
-from zsim import garbage_collection
 from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
@@ -77,10 +76,13 @@ class SimulatedPhase:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a whole step, or of an inner step with its part of the outer one."""
-        if self.full_step is not None:
-            return self.full_step.seconds
-        return self.result.report.step_seconds + (0.0 if self.outer is None else self.outer.added_seconds)
+        """Seconds of a step, with its part of an outer one."""
+        return self.inner_seconds + (0.0 if self.outer is None else self.outer.added_seconds)
+
+    @property
+    def inner_seconds(self) -> float:
+        """Seconds of a step, without its part of an outer one."""
+        return self.result.report.step_seconds if self.full_step is None else self.full_step.seconds
 
     @property
     def num_replicas(self) -> int:
@@ -88,7 +90,7 @@ class SimulatedPhase:
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
-        """The interval of 80 % of a step, without the part of an outer one. None where it is not judged."""
+        """The interval of 80 % of `inner_seconds`. None where it is not judged."""
         return (
             self.result.report.step_seconds_range if self.full_step is None else self.full_step.seconds_range
         )
@@ -96,6 +98,11 @@ class SimulatedPhase:
     @property
     def step_tokens(self) -> float:
         return self.result.report.step_tokens if self.full_step is None else self.full_step.tokens
+
+    @property
+    def mfu_fraction(self) -> float | None:
+        """Model FLOP/s of a step over the peak. None for a whole step with a rollout, which has none."""
+        return self.result.report.mfu_fraction if self.full_step is None else None
 
     @property
     def verdict(self) -> Verdict:
@@ -391,14 +398,13 @@ def run_length(experiment: Experiment) -> tuple[TrainingRunTable, CostTable | No
     return table, cost
 
 
-@garbage_collection.pause()
 def _simulate_step(experiment: Experiment, simulator: Simulator) -> Result:
     """The step as `zsim.simulate` has it, but for what its report says of other assumptions."""
     start_seconds = time.perf_counter()
     job = simulator.job(experiment)
     step = simulator.step(job)
     report = report_of_step(step, time.perf_counter() - start_seconds)
-    return Result(job, step.outcome.plan, step.outcome.trace, report)
+    return Result(job, step, report)
 
 
 def _simulate_phase(

@@ -171,8 +171,7 @@ class SimulatedRun:
         elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
         lost_seconds = runs.lost_seconds()
         productive, start = useful + lost_seconds["degraded"], self.prepared.startup_seconds
-        first = self.prepared.first
-        mfu = first.result.report.mfu_fraction if first.full_step is None else None
+        mfu = self.prepared.first.mfu_fraction
         return {
             "goodput": useful / elapsed,
             "ettr_rsc": productive / (elapsed + start),

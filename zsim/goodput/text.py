@@ -163,14 +163,12 @@ def step_trust(run: SimulatedRun) -> str:
 
 def proportional_days(run: SimulatedRun) -> str:
     """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
-    report, days = run.prepared.first.result.report, run.expected_days
-    first = run.prepared.first
+    first, days = run.prepared.first, run.expected_days
     interval = first.step_seconds_range
-    step = report.step_seconds if first.full_step is None else first.full_step.seconds
     if interval is None or days is None or run.prepared.table.days is not None:
         return ""
     unit, seconds = time_unit(run)
-    ends = (days * _DAY / seconds * end / step for end in interval)
+    ends = (days * _DAY / seconds * end / first.inner_seconds for end in interval)
     return f" {unit.capitalize()} in proportion: {' to '.join(f'{end:.3g}' for end in ends)}."
 
 

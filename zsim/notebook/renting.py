@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from zsim import garbage_collection
 from zsim.errors import InputError
 from zsim.report.views.displayable import Displayable
 from zsim.specs.experiment.run_cost import CostTable
@@ -109,7 +108,7 @@ def rent(
         max_hours=max_hours, max_money=max_money, max_gpus=max_gpus,
     )  # fmt: skip
     price_list = read_prices(None if price_file is None else Path(price_file), prices)
-    with Counts("checked", "simulated") as progress, garbage_collection.pause():
+    with Counts("checked", "simulated") as progress:
         rents = search_rents(
             question, price_list, clusters, jobs=jobs or os.cpu_count() or 1, on_done=progress.update
         )

@@ -15,7 +15,8 @@ from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.text.plain import Column, table
+from zsim.report.views.result import Column
+from zsim.report.views.text.plain import table
 from zsim.resources import EXAMPLE
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.user_code import UserCode

@@ -11,6 +11,7 @@ from zsim.errors import InputError, did_you_mean, nearest
 from zsim.reference.files import FILES, Schema, schema_of
 from zsim.specs.concepts import Concept
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, NAMES
+from zsim.specs.formats.program import ConfigMapping
 from zsim.specs.strategy.registry import framework_of, kinds_in_order
 
 _NAME = "NAME"
@@ -59,16 +60,27 @@ def keys_of(file: str) -> tuple[FileKey, ...]:
     for key in _walk_keys(schema, schema, file, ""):
         previous = keys.get(key.path)
         keys[key.path] = key if previous is None else _merge_keys(previous, key)
-    return tuple(replace(key, elsewhere=_other_programs(key)) for key in keys.values())
+    if file != "experiment":
+        return tuple(keys.values())
+    mappings = _mappings_by_path()
+    return tuple(
+        replace(key, elsewhere=_other_programs(key, mappings.get(key.path, ()))) for key in keys.values()
+    )
 
 
-def find_keys(query: str) -> tuple[FileKey, ...]:
-    """The keys that are meant by a full path, by its end, or by the name of a table.
+def all_keys_of_files() -> list[FileKey]:
+    """The keys of all kinds of files."""
+    return [key for file in FILES for key in keys_of(file)]
+
+
+def find_keys(query: str, all_keys: Sequence[FileKey] | None = None) -> tuple[FileKey, ...]:
+    """The keys of `all_keys` (left out: of all kinds of files) that are meant by a full path, by its end, or
+    by the name of a table.
 
     Keys of a topology are also found as `--set` has them, after "cluster.". Raises InputError, with the
     nearest keys, if there are none.
     """
-    all_keys = [key for file in FILES for key in keys_of(file)]
+    all_keys = all_keys_of_files() if all_keys is None else all_keys
     wanted_path = query.strip().strip("[]").removeprefix("cluster.")
     for matches in (
         [key for key in all_keys if key.path == wanted_path],
@@ -105,12 +117,13 @@ def explained_keys(query: str, concept: Concept | None) -> tuple[FileKey, ...]:
 
     Raises InputError if there are neither.
     """
+    all_keys = all_keys_of_files()
     try:
-        return find_keys(query)
+        return find_keys(query, all_keys)
     except InputError:
         if concept is None:
             raise
-        return tuple(key for path in concept.keys for key in find_keys(path))
+        return tuple(key for path in concept.keys for key in find_keys(path, all_keys))
 
 
 def _walk_keys(
@@ -261,23 +274,28 @@ def _format_default(value: object) -> str:
     return json.dumps(value)
 
 
-def _other_programs(key: FileKey) -> tuple[tuple[str, str], ...]:
-    """How the same setting is written for other programs, in their words."""
-    if key.file != "experiment":
-        return ()
-    ways_per_program: dict[str, list[str]] = {}
+def _mappings_by_path() -> dict[str, list[tuple[str, ConfigMapping]]]:
+    """By key of an experiment, the name of each program with a setting for it in a file, and the setting."""
+    mappings: dict[str, list[tuple[str, ConfigMapping]]] = {}
     for program, rows in CONFIG_MAPPINGS.items():
         for row in rows:
-            is_of_kind = not row.kinds or not key.of or set(row.kinds) & set(key.of)
-            if (
-                row.key == key.path
-                and row.location == "file"
-                and is_of_kind
-                and row.instruction not in ("always", "never")
-            ):
-                spellings = ways_per_program.setdefault(NAMES[program], [])
-                if row.instruction not in spellings:
-                    spellings.append(row.instruction)
+            if row.location == "file" and row.instruction not in ("always", "never"):
+                mappings.setdefault(row.key, []).append((NAMES[program], row))
+    return mappings
+
+
+def _other_programs(
+    key: FileKey, mappings: Sequence[tuple[str, ConfigMapping]]
+) -> tuple[tuple[str, str], ...]:
+    """How the same setting is written for other programs, in their words. `mappings` are those of its
+    path.
+    """
+    ways_per_program: dict[str, list[str]] = {}
+    for program, row in mappings:
+        if not row.kinds or not key.of or set(row.kinds) & set(key.of):
+            spellings = ways_per_program.setdefault(program, [])
+            if row.instruction not in spellings:
+                spellings.append(row.instruction)
     return tuple((program, "; ".join(spellings)) for program, spellings in ways_per_program.items())
 
 

@@ -9,6 +9,7 @@ from zsim.cost.rates.power import GpuActivity, energy_joules
 from zsim.report.breakdown import Breakdown
 from zsim.specs.cluster.gpu import Power
 from zsim.specs.experiment.run_cost import CostTable
+from zsim.units import format_amount
 
 _JOULES_PER_MEGAWATT_HOUR = 3.6e9
 _SECONDS_PER_HOUR = 3600.0
@@ -126,3 +127,11 @@ def run_cost(
 
 def _times(value: float | None, factor: float | None) -> float | None:
     return None if value is None or factor is None else value * factor
+
+
+def bill(gpu_hours: float, cost: RunCost | CostTable | None) -> str:
+    """GPU-hours, with their money where the price is known."""
+    text = f"{format_amount(gpu_hours)} GPU-hours"
+    if cost is None or cost.gpu_hour_price is None:
+        return text
+    return f"{text}, {format_amount(gpu_hours * cost.gpu_hour_price)} {cost.currency}"

@@ -66,19 +66,23 @@ def offload_section(
     """
     if not trace.infos.memoize(kind_mask, frozenset(_BY_KIND)).any():
         return None
-    rank_trace = trace.select_rank(rank)
-    moved_bytes: dict[str, int] = {}
-    for _, info, _, _ in rank_trace.rows():
-        if info.kind in _BY_KIND:
-            moved_bytes[info.kind] = moved_bytes.get(info.kind, 0) + info.bytes
+    moved_bytes = moved_bytes_of(trace, rank)
     if not moved_bytes:
         return None
     stall_seconds = dict.fromkeys(CAUSES, 0.0)
-    for wait in breakdown.waits:
-        if wait.cause == "offload_stall" and wait.info is not None:
-            kind = rank_trace.infos[wait.info].kind
-            cause = _BY_RESOURCE.get(limits.get(kind, ""), _BY_KIND[kind])
-            stall_seconds[cause] += wait.seconds
+    infos, seconds = breakdown.waits.select_cause("offload_stall")
+    for info, wait_seconds in zip(infos.tolist(), seconds.tolist(), strict=True):
+        kind = trace.infos[info].kind
+        stall_seconds[_BY_RESOURCE.get(limits.get(kind, ""), _BY_KIND[kind])] += wait_seconds
     if not stall_seconds["C2C"]:
         del stall_seconds["C2C"]
     return OffloadSection(stall_seconds, moved_bytes, tuple(tiers), pinned_bytes)
+
+
+def moved_bytes_of(trace: Trace, rank: int) -> dict[str, int]:
+    """Bytes of offloaded work of `rank` by kind of span."""
+    moved_bytes: dict[str, int] = {}
+    for _, info, _, _ in trace.select_rank(rank).rows():
+        if info.kind in _BY_KIND:
+            moved_bytes[info.kind] = moved_bytes.get(info.kind, 0) + info.bytes
+    return moved_bytes

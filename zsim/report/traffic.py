@@ -195,11 +195,16 @@ def _unique_calls(infos: SpanInfos) -> tuple[list[_CallKey], Ints]:
 
 def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:
     """Fraction of communication time during which kernels ran on any stream. None without communication."""
+    hidden, total = overlap_seconds(trace, rank)
+    return hidden / total if total > 0 else None
+
+
+def overlap_seconds(trace: Trace, rank: int | None = None) -> tuple[float, float]:
+    """Seconds of communication during which kernels ran on any stream, and of all communication."""
     rank_trace = _select_rank(trace, rank)
     communication = _merge_spans(rank_trace, _indices(rank_trace, COLLECTIVES))
     computing = _merge_spans(rank_trace, _indices(rank_trace, COMPUTE_KINDS))
-    total = _length(communication)
-    return _length(_intersection(communication, computing)) / total if total > 0 else None
+    return _length(_intersection(communication, computing)), _length(communication)
 
 
 def _select_rank(trace: Trace, rank: int | None) -> Trace:

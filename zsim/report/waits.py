@@ -44,6 +44,14 @@ class Waits:
         self.causes, self.infos = causes, infos
         self.starts, self.ends, self._phases, self._names = starts, ends, phases, names
 
+    def repeat(self, begin: float, end: float, count: float) -> Waits:
+        """The waits, with those that begin from `begin` to before `end` `count` times more. These are as many
+        times longer instead.
+        """
+        repeated = Waits(self.starts, self.ends, self.causes, self.infos, self._phases, self._names)
+        repeated.seconds = self.seconds * (1.0 + count * ((self.starts >= begin) & (self.starts < end)))
+        return repeated
+
     @staticmethod
     def of(waits: Iterable[Wait]) -> Waits:
         """The waits as columns."""

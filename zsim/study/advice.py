@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from zsim import api, garbage_collection
+from zsim import api
 from zsim.engine.simulator import Simulator
 from zsim.report.memory import Remedy
 from zsim.report.report import Report
@@ -41,7 +41,6 @@ def add_advice(report: Report, experiment: Experiment, simulator: Simulator | No
     )
 
 
-@garbage_collection.pause()
 def advice(experiment: Experiment, simulator: Simulator | None = None) -> tuple[int | None, Remedy | None]:
     """The least number of GPUs on which an experiment fits that does not fit as it is, and the fewest
     switches with which it fits. `simulator` is the one that planned the step that does not fit, so that its

@@ -6,7 +6,8 @@ from zsim.calibrate.hardware_file import Calibration
 from zsim.calibrate.robust_fit import CurveFit
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import Section, page
+from zsim.report.views.html.page import page
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
 
 _MEASURED, _FITTED, _ERROR = "#1f77b4", "#d95f02", "#7f7f7f"
 _UPPER, _LOWER = (0.342, 1.0), (0.0, 0.282)  # of the height
@@ -20,17 +21,17 @@ def calibration_page(calibration: Calibration) -> str:
 
 
 def _section(number: int, fit: CurveFit) -> Section:
-    head = ["number", "value", "unit"]
     rows = [[name, f"{value:.4g}", fit.units.get(name, "")] for name, value in fit.values.items()]
     if fit.at_bound:
         rows.append(["not told by these points", ", ".join(fit.at_bound), ""])
+    values = ResultTable("", columns_of("number", "value", Column("unit", is_left=True)), rows)
     if not fit.points:
-        return Section(fit.title, (), head, rows)
+        return Section(fit.title, table=values)
     caption = (
         f"{len(fit.points)} points from {', '.join(fit.sources)}: median error {fit.median_error:.1%}, worst "
         f"{fit.worst_error:.0%}, bias {fit.bias:+.1%}. Blue is measured, orange what the fitted numbers say."
     )
-    return Section(fit.title, [(f"fit{number}", caption, fit_figure(fit))], head, rows)
+    return Section(fit.title, [(f"fit{number}", caption, fit_figure(fit))], values)
 
 
 def fit_figure(fit: CurveFit) -> Figure:

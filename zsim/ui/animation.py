@@ -47,7 +47,7 @@ def animation_data(
 ) -> dict[str, Any]:
     """The two figures of the animation, by name, and its frames as its `to_dict` has them."""
     step = outcomes.get_step(setting_token(field_values, other_settings), form, field_values, other_settings)
-    film = animate_step(step.outcome)
+    film = animate_step(step.whole_outcome)
     return {
         "cluster": cluster_figure(film).to_plotly_json(),
         "loads": loads_figure(film).to_plotly_json(),

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zsim import garbage_collection
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
-from zsim.explain.variants import step_variants
+from zsim.explain.sampled_micro_batches import full_variants
 from zsim.report.fit import Fit, fit_of, format_torch_memory, moment_notes
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
@@ -77,7 +76,6 @@ class Answer:
     step: SimulatedStep | None
 
 
-@garbage_collection.pause()
 def answer(experiment: Experiment) -> Answer:
     """Simulate and explain the experiment.
 
@@ -88,9 +86,9 @@ def answer(experiment: Experiment) -> Answer:
     job = resolve(experiment)
     check_size(job)
     step = simulate_step(job)
-    outcome = step.outcome
     wall_seconds = time.perf_counter() - start_seconds
-    report = report_of_step(step, wall_seconds, step_variants(outcome, has_range=False))
+    report = report_of_step(step, wall_seconds, full_variants(step, has_range=False))
+    trace = step.whole_outcome.trace
     return Answer(
         title=headline(report),
         tokens_per_second=report.step_tokens / report.step_seconds,
@@ -101,8 +99,8 @@ def answer(experiment: Experiment) -> Answer:
         outcome=Prediction.of(report),
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
-        figures=dict(_figures(report, outcome.trace)),
-        views=tuple(close_ups(outcome.trace.rank_view(report.rank), report.rank)),
+        figures=dict(_figures(report, trace)),
+        views=tuple(close_ups(trace.rank_view(report.rank), report.rank)),
         notes=(*report.notes, *moment_notes(report)),
         evidence=report.evidence,
         resolved=resolved_values(job),

@@ -10,7 +10,7 @@ from typing import Any
 
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
-from zsim.explain.variants import step_variants
+from zsim.explain.sampled_micro_batches import full_variants
 from zsim.report.fit import fit_of
 from zsim.report.report import Report
 from zsim.report.views.text.sentences import headline
@@ -92,7 +92,7 @@ class Predictions:
         prediction = self.predictions.get(token)
         if prediction is None:
             step = simulate_step(_job(form, field_values, other_settings))
-            variants = step_variants(step.outcome, has_range=False)
+            variants = full_variants(step, has_range=False)
             prediction = Prediction.of(report_of_step(step, 0.0, variants))
             self.store(token, prediction)
         return prediction

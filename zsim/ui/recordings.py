@@ -99,10 +99,11 @@ class Recordings:
             raise InputError(
                 f"{name} stood here; an address names a recording and cannot hold it: choose the file again"
             )
-        if step.outcome.trace.world_size != recorded.world_size or not step.is_complete:
+        is_whole = step.is_complete or step.is_loop
+        if step.outcome.trace.world_size != recorded.world_size or not is_whole:
             figure, lines = _show_unmatched(recorded.typical_step(), name, step.outcome.trace.world_size)
         else:
-            compared = compare(step.outcome.trace, recorded, names=("simulated", name))
+            compared = compare(step.whole_outcome.trace, recorded, names=("simulated", name))
             figure, lines = twin_timeline(compared), str(compared).splitlines()
         return {"twins": figure.to_plotly_json(), "words": "\n".join(lines)}
 

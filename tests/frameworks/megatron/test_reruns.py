@@ -183,7 +183,7 @@ def test_a_dense_mlp_runs_once_more() -> None:
     assert flops(plan, "recompute", "mlp") == flops(plan_of(mlp_only_layers=[0]), "forward", "layers.0.mlp")
 
 
-def spread_experts(strategy: dict[str, Any]) -> Job:
+def spread_experts(strategy: dict[str, Any], dispatcher: str = "all-to-all") -> Job:
     """All experts on 8 GPUs, exchanged all to all."""
     return resolve(
         Experiment(
@@ -192,7 +192,7 @@ def spread_experts(strategy: dict[str, Any]) -> Job:
             gpus=8,
             training={"sequence_length": TOKENS},
             strategy=strategy,
-            parallelism={"expert": 8, "dispatcher": "all-to-all", "expert_imbalance": 1.0},
+            parallelism={"expert": 8, "dispatcher": dispatcher, "expert_imbalance": 1.0},
         )
     )
 
@@ -218,7 +218,7 @@ def spread_experts(strategy: dict[str, Any]) -> Job:
         (
             {"cuda_graph_modules": ["moe_router", "moe_preprocess"]},
             "megatron_core_block",
-            "megatron_core_routing",
+            "megatron_core_fused_dispatch",
             0,
             2,
         ),
@@ -243,6 +243,16 @@ def test_layers_and_their_experts_take_the_host_forward_and_backward(
     )
     expected |= {"megatron_core_norm": 2 * norms * LAYERS} if norms else {}
     assert entered == expected
+
+
+def test_deepep_dispatches_in_a_few_kernels() -> None:
+    """The router's operators are those of an all-to-all, twice a layer, and dispatch and return are not."""
+    job = spread_experts({"kind": "megatron", "moe_grouped_gemm": True}, dispatcher="deepep")
+    entered: Counter[str] = Counter()
+    for op in make_plan(job).programs[0].ops:
+        entered[op.overhead or ""] += op.events
+    assert entered["megatron_core_routing"] == 2 * LAYERS
+    assert entered["megatron_core_fused_dispatch"] == 2 * 2 * LAYERS
 
 
 @pytest.mark.parametrize(

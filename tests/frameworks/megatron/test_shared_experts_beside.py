@@ -123,7 +123,7 @@ def test_a_whole_input_is_kept_and_nothing_gathered_again() -> None:
 def test_it_takes_less_where_the_gpu_has_enough_to_do() -> None:
     model = {**MODEL, "hidden_size": 2048, "moe_intermediate_size": 1024, "num_attention_heads": 16}
     model |= {"shared_expert_intermediate_size": 2048, "num_key_value_heads": 16}
-    training = {"sequence_length": 4096}
+    training = {"sequence_length": 8192}
     seconds = [
         simulate_job(job(ALONE, overlaps=overlaps, model=model, training=training)).trace.step_seconds
         for overlaps in (False, True)

@@ -194,7 +194,6 @@ def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: b
         ("rl: grpo\n", "rl 'grpo': is of axolotl"),
         ("rl: kto\n", "rl 'kto': is of axolotl"),
         ("load_in_8bit: true\n", "quantised weights without an adapter"),
-        ("activation_offloading: true\n", "all activations on the host"),
         ("relora: true\n", "ReLoRA"),
         ("lisa_n_layers: 4\n", "LISA"),
     ],
@@ -204,13 +203,23 @@ def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) 
         read_text(tmp_path, FULL + lines)
 
 
-@pytest.mark.parametrize("word", ["offload", "unsloth"])
-def test_all_activations_on_the_host_are_refused(tmp_path: Path, word: str) -> None:
+@pytest.mark.parametrize("lines", ["gradient_checkpointing: offload", "activation_offloading: true"])
+def test_all_activations_on_the_host_are_refused_with_adapters(tmp_path: Path, lines: str) -> None:
+    """axolotl recomputes nothing there, and without adapters keeps the inputs of blocks alone."""
     with pytest.raises(NotSimulatedError, match="all activations on the host"):
-        read_text(tmp_path, FULL.replace("gradient_checkpointing: true", f"gradient_checkpointing: {word}"))
+        read_text(tmp_path, QLORA + f"gradient_checkpointing: true\n{lines}\n")
 
 
-@pytest.mark.parametrize(("word", "copies"), [("legacy", "pinned"), ("hidden_states", "stream")])
+@pytest.mark.parametrize(("word", "copies"), [("offload", "stream"), ("unsloth", "pinned")])
+def test_checkpointing_says_where_checkpoints_are(tmp_path: Path, word: str, copies: str) -> None:
+    text = FULL.replace("gradient_checkpointing: true", f"gradient_checkpointing: {word}")
+    training = read_text(tmp_path, text).training
+    assert (training.activation_checkpointing, training.checkpoint_offload) == ("full", copies)
+
+
+@pytest.mark.parametrize(
+    ("word", "copies"), [("legacy", "pinned"), ("hidden_states", "stream"), ("true", "stream")]
+)
 def test_checkpoints_alone_are_kept_on_the_host(tmp_path: Path, word: str, copies: str) -> None:
     training = read_text(tmp_path, FULL + f"activation_offloading: {word}\n").training
     assert (training.activation_checkpointing, training.checkpoint_offload) == ("full", copies)

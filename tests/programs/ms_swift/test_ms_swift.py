@@ -94,7 +94,7 @@ def test_the_key_of_older_files_counts(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("rlhf_type: grpo\n", "swift rlhf"),
+        ("rlhf_type: kto\n", "swift rlhf"),
         ("use_galore: true\n", "GaLore"),
         ("lisa_activated_layers: 2\n", "LISA"),
         ("micro_batch_size: 1\nglobal_batch_size: 16\n", "Megatron-SWIFT"),
@@ -161,3 +161,70 @@ def test_all_linear_layers_of_a_mixture_are_its_attentions(tmp_path: Path) -> No
     text = LORA.replace("Qwen/Qwen2-7B-Instruct", "Qwen/Qwen3-30B-A3B")
     lora = there(read_text(tmp_path, text, model=None).training.lora)
     assert lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+GRPO = """
+rlhf_type: grpo
+model: Qwen/Qwen2-7B-Instruct
+tuner_type: full
+torch_dtype: bfloat16
+dataset: some/prompts
+reward_funcs: [accuracy]
+per_device_train_batch_size: 4
+num_generations: 16
+max_length: 1024
+max_completion_length: 3072
+use_vllm: true
+vllm_mode: colocate
+vllm_tensor_parallel_size: 2
+sleep_level: 1
+offload_model: true
+deepspeed: zero3
+"""
+
+
+def test_grpo_is_a_whole_step(tmp_path: Path) -> None:
+    """4 completions x 8 GPUs are one micro-batch and 2 prompts with 16 each. ms-swift's own defaults are 0.9
+    of the memory and a reference, since beta is 0.04, and one micro-batch where SFT takes 16 sequences.
+    """
+    experiment = read_text(tmp_path, GRPO, model=None)
+    table = there(experiment.rl)
+    assert (table.prompts_per_step, table.samples_per_prompt, table.algorithm) == (2, 16, "grpo")
+    assert (table.placement, table.reference, table.old_logprobs) == ("colocated", "resident", "recomputed")
+    assert (table.rollout.tensor, table.rollout.gpu_memory_utilization) == (2, 0.9)
+    assert (table.offload.sleep_level, table.offload.parameters, table.offload.optimizer) == (1, True, False)
+    training = experiment.training
+    assert (training.sequence_length, training.gradient_accumulation_steps) == (4096, 1)
+    assert "not read" not in notes_of(experiment)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("advantage_estimator: rloo\nbeta: 0\n", None),
+        ("async_generate: true\n", "one step ahead"),
+        ("sequence_parallel_size: 2\n", "ranks that share sequences"),
+    ],
+)
+def test_other_rollouts_are_said(tmp_path: Path, lines: str, words: str | None) -> None:
+    experiment = read_text(tmp_path, GRPO + lines, model=None)
+    if words is None:
+        assert (there(experiment.rl).algorithm, there(experiment.rl).reference) == ("rloo", "none")
+    else:
+        assert experiment.rl is None
+        assert words in notes_of(experiment)
+
+
+def test_models_that_reward_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="reward models beside the trainer"):
+        read_text(tmp_path, GRPO + "reward_model: [Qwen/Qwen2-7B]\n", model=None)
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed: zero3", "fsdp: fsdp2", "output_dir: out"])
+def test_ranks_that_share_sequences_exchange_heads(tmp_path: Path, strategy: str) -> None:
+    """Qwen2-7B has 4 heads of keys and values, of which 8 ranks would have a ring."""
+    text = FULL.replace("deepspeed: zero3", strategy)
+    job = read_job(tmp_path, text + "sequence_parallel_size: 2\n", model=None)
+    assert (job.parallelism.context, job.parallelism.context_method) == (2, "all-to-all")
+    with pytest.raises(NotSimulatedError, match="8 do not divide the 4 heads"):
+        read_text(tmp_path, text + "sequence_parallel_size: 8\n", model=None)

@@ -117,11 +117,17 @@ def test_states_on_the_host_leave_the_gpu_between_updates(tmp_path: Path) -> Non
     assert waiting["step_seconds"] > on_gpu["step_seconds"] + 2 * states / 64e9
 
 
+@pytest.mark.parametrize(("style", "method"), [("ulysses", "all-to-all"), ("ring", "all-gather")])
+def test_ranks_share_sequences(tmp_path: Path, style: str, method: str) -> None:
+    text = RL + f'[trainer.model]\ncp = 2\ncp_style = "{style}"\n'
+    parallelism = read(tmp_path, text).parallelism
+    assert (parallelism.context, parallelism.context_method) == (2, method)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("full_offload = true\n", r"full_offload: .* does not simulate masters"),
-        ('cp = 2\ncp_style = "ulysses"\n', "does not simulate ulysses under FSDP2; expected ring"),
         ('quantization = {type = "fp8"}\n', "does not simulate fp8 of prime-rl's"),
         ('ac = {mode = "selective"}\n', "selective checkpointing; expected full"),
         ("[trainer.optim]", "'muon' of prime-rl's; expected adamw or sgd"),

@@ -100,6 +100,14 @@ def test_every_second_block_may_be_checkpointed(tmp_path: Path) -> None:
     assert (training.activation_checkpointing, training.checkpoint_every) == ("full", 2)
 
 
+@pytest.mark.parametrize(("streams", "copies"), [("True", "stream"), ("False", "pinned")])
+def test_checkpoints_are_on_the_host(tmp_path: Path, streams: str, copies: str) -> None:
+    lines = f"enable_activation_offloading: True\nactivation_offloading_use_streams: {streams}\n"
+    assert read_text(tmp_path, FULL + lines).training.checkpoint_offload == copies
+    with pytest.raises(InputError, match="enable_activation_checkpointing: True beside it"):
+        read_text(tmp_path, FULL + lines + "enable_activation_checkpointing: False\n")
+
+
 def test_layers_of_their_own_are_units(tmp_path: Path) -> None:
     strategy = of_kind(read_text(tmp_path, FULL).strategy, Fsdp2Table)
     assert strategy.wrapping == "huggingface"
@@ -111,7 +119,6 @@ def test_layers_of_their_own_are_units(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         ("optimizer_in_bwd: True\n", "within backward"),
-        ("enable_activation_offloading: True\n", "kept on the host"),
         ("enable_fp8_training: True\n", "fp8"),
         ("teacher_model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\n", "distillation"),
         (

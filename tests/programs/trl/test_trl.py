@@ -125,7 +125,7 @@ def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
         ("desirable_weight: 1.0\n", "KTO"),
         ("load_in_8bit: true\n", "quantised weights without adapters"),
         ("use_dora: true\n", "DoRA"),
-        ("activation_offloading: true\n", "kept on the host"),
+        ("activation_offloading: true\ngradient_checkpointing: false\n", "all activations on the host"),
         ("optim: lomo\n", "LOMO"),
         ("load_in_4bit: true\n", "without adapters"),
     ],
@@ -133,6 +133,11 @@ def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
 def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) -> None:
     with pytest.raises(NotSimulatedError, match=words):
         read_text(tmp_path, FULL + lines)
+
+
+def test_checkpoints_are_on_the_host(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL + "activation_offloading: true\n").training
+    assert (training.activation_checkpointing, training.checkpoint_offload) == ("full", "stream")
 
 
 def test_weights_in_fp16_cannot_be_scaled(tmp_path: Path) -> None:

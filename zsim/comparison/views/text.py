@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zsim.comparison.verdict import Metric
-from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.report.views.result import Column
+from zsim.report.views.text.plain import paragraph, table
 from zsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

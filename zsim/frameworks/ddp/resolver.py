@@ -7,7 +7,7 @@ from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
 from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
 from zsim.frameworks.torch.names import UNSHARDED
 from zsim.frameworks.torch.parallelism import TORCH
-from zsim.frameworks.torch.split_checks import check_torch_split
+from zsim.frameworks.torch.split_checks import check_torch_split, context_style
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
 from zsim.specs.experiment.training.framework_training import FrameworkTraining
@@ -27,13 +27,14 @@ class DdpResolver(FrameworkResolver[DdpTable, DdpConfig]):
         self, table: DdpTable, requested: ParallelismTable
     ) -> tuple[ParallelismTable, ModelParallelStyle]:
         """Refuses what torchtitan refuses with DDP (v0.2.2 `parallelize_llama`)."""
+        style = context_style(requested)
         for key, degree in (("tensor", requested.tensor), ("context", requested.context)):
-            if degree > 1:
+            if degree > 1 and (key == "tensor" or style is TORCH):
                 raise InputError(
                     f"parallelism.{key}: found {degree} with strategy 'ddp', which torchtitan takes for data "
                     "parallelism alone; expected strategy 'fsdp2', with `replicate` for its replicas"
                 )
-        return requested, TORCH
+        return requested, style
 
     def check_split(self, model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
         check_torch_split(model, training, parallelism)
@@ -61,6 +62,7 @@ class DdpTraining(FrameworkTraining[DdpTable, DdpConfig]):
     has_stored_dtype = True
     has_uneven_batches = True
     has_references = True
+    unadapted_degrees = ("tensor", "pipeline")
     merging_strategy = "'ddp'"
 
     def check_reference(self, where: str, table: DdpTable, config: DdpConfig | None) -> None:

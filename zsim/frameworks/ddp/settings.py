@@ -45,7 +45,7 @@ class Ddp(Framework[DdpTable, DdpConfig]):
     title = "DDP"
     order = 1
     other_names = dict.fromkeys(("dp", "dataparallel", "distributeddataparallel"), 'kind = "ddp"')
-    unread_keys = MODEL_PARALLEL_KEYS | {"training.autocast"}
+    unread_keys = (MODEL_PARALLEL_KEYS | {"training.autocast"}) - {"parallelism.context"}
 
 
 FRAMEWORK = Ddp()

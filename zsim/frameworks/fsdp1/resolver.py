@@ -8,7 +8,7 @@ from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
 from zsim.frameworks.torch.fsdp_resolver import check_replicate, fsdp_dtypes, launch_ranks
 from zsim.frameworks.torch.fsdp_training import FsdpTraining
 from zsim.frameworks.torch.names import UNSHARDED
-from zsim.frameworks.torch.parallelism import DATA_PARALLEL
+from zsim.frameworks.torch.parallelism import DATA_PARALLEL, ULYSSES
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
 from zsim.specs.experiment.job import Job
@@ -21,14 +21,15 @@ from zsim.specs.strategy.training import TrainingConfig
 
 
 class Fsdp1Resolver(FrameworkResolver[Fsdp1Table, Fsdp1Config]):
-    """torch's `FullyShardedDataParallel`, whose data parallelism is simulated alone."""
+    """torch's `FullyShardedDataParallel`, beside which Ulysses alone splits models."""
 
     padded_experts = KEMPNERFORGE
 
     def degrees(
         self, table: Fsdp1Table, requested: ParallelismTable
     ) -> tuple[ParallelismTable, ModelParallelStyle]:
-        return requested, DATA_PARALLEL
+        is_ulysses = requested.context > 1 and requested.tensor == requested.pipeline == 1
+        return requested, ULYSSES if is_ulysses else DATA_PARALLEL
 
     def resolve(self, request: StrategyRequest[Fsdp1Table, Fsdp1Config]) -> Resolution[Fsdp1Config]:
         placement = request.placement
@@ -73,6 +74,7 @@ class Fsdp1Training(FsdpTraining[Fsdp1Table, Fsdp1Config]):
 
     title = "FSDP1"
     has_autocast = True
+    unadapted_degrees = ("tensor", "pipeline")
 
     def check_optimizer(
         self,

@@ -82,7 +82,9 @@ class Fsdp1(Framework[Fsdp1Table, Fsdp1Config]):
     other_names = dict.fromkeys(
         ("fsdp", "fullyshardeddataparallel"), 'kind = "fsdp1" for FullyShardedDataParallel'
     )
-    unread_keys = MODEL_PARALLEL_KEYS | PIPELINE_KEYS | {"training.lora.preparation"}
+    unread_keys = (MODEL_PARALLEL_KEYS | PIPELINE_KEYS | {"training.lora.preparation"}) - {
+        "parallelism.context"
+    }
 
 
 FRAMEWORK = Fsdp1()

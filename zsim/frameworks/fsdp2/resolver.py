@@ -16,8 +16,7 @@ from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN, TOR
 from zsim.frameworks.torch.fsdp_resolver import check_replicate, fsdp_dtypes, launch_ranks
 from zsim.frameworks.torch.fsdp_training import FsdpTraining
 from zsim.frameworks.torch.names import UNSHARDED
-from zsim.frameworks.torch.parallelism import TORCH
-from zsim.frameworks.torch.split_checks import check_torch_split
+from zsim.frameworks.torch.split_checks import check_torch_split, context_style
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
 from zsim.specs.experiment.job import Job
@@ -42,7 +41,7 @@ class Fsdp2Resolver(FrameworkResolver[Fsdp2Table, Fsdp2Config]):
     def degrees(
         self, table: Fsdp2Table, requested: ParallelismTable
     ) -> tuple[ParallelismTable, ModelParallelStyle]:
-        return requested, TORCH
+        return requested, context_style(requested)
 
     def split_experts(self, table: Fsdp2Table, requested: ParallelismTable, model: ModelSpec) -> ExpertSplit:
         if table.wrapping.startswith(("torchtitan", "blocks:")):

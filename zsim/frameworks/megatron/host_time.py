@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.megatron.settings.experts import FUSED_DISPATCH, ROUTING
 from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _TENSOR_RANK_EXPONENT = (
@@ -100,11 +102,14 @@ def enter_chunk(builder: PlanBuilder, strategy: MegatronConfig, parallelism: Par
         builder.host("enter chunk", overhead="megatron_chunk")
 
 
-def enter_experts(builder: PlanBuilder, strategy: MegatronConfig, call: ModuleCall) -> None:
+def enter_experts(
+    builder: PlanBuilder, strategy: MegatronConfig, parallelism: ParallelismConfig, call: ModuleCall
+) -> None:
     """Host time of routed experts.
 
     Where one product computes all experts it is the time of routing, dispatch and return, in forward and in
-    backward, before the router and before each of the two products. Where experts run one after the other
+    backward, before the router and before each of the two products; DeepEP and HybridEP dispatch and return
+    tokens in a few kernels. Where experts run one after the other
     (core/transformer/moe/experts.py `SequentialMLP`) it is the time of each expert's modules, half before
     each product of forward. See `megatron_core_experts` and `megatron_core_expert` of
     presets/frameworks.toml.
@@ -112,7 +117,10 @@ def enter_experts(builder: PlanBuilder, strategy: MegatronConfig, call: ModuleCa
     work = call.module.op_spec
     if call.module.role not in (Role.ROUTER, Role.EXPERT_PRODUCT) or ".lora_" in call.name:
         return
-    overhead = strategy.expert_overheads[call.module.role is Role.EXPERT_PRODUCT]
+    is_product = call.module.role is Role.EXPERT_PRODUCT
+    overhead = strategy.expert_overheads[is_product]
+    if is_product and overhead == ROUTING and parallelism.experts.dispatcher in DEDUPLICATING_DISPATCHERS:
+        overhead = FUSED_DISPATCH
     if overhead is not None:
         builder.host(f"enter {call.name}", overhead=overhead)
     is_forward = builder.phase in ("forward", "recompute")

@@ -197,7 +197,7 @@ class MegatronSchedule(BlockTimedHooks):
 
     def pre_module(self, call: ModuleCall) -> None:
         """The forward pre-hook: finish_param_sync."""
-        enter_experts(self.builder, self.strategy, call)
+        enter_experts(self.builder, self.strategy, self.stage.parallelism, call)
         if not self._gathers_ahead or self.builder.phase != "forward":
             return
         for parameter in call.trainable_parameters:

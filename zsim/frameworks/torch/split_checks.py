@@ -7,8 +7,11 @@ _inductor/fx_passes/micro_pipeline_tp.py, which knows gathers and scatters.
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.torch.parallelism import TORCH, ULYSSES
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.style import ModelParallelStyle
 from zsim.specs.strategy.training import TrainingConfig
 
 _SPLIT_BACKWARDS = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
@@ -64,3 +67,8 @@ def _check_split_backward(training: TrainingConfig, parallelism: ParallelismConf
         f"{what}, whose backward is in two parts: torch recomputes a block for each of its parameters, which "
         "zsim does not simulate; expected 'none', or schedule 'interleaved-1f1b'"
     )
+
+
+def context_style(requested: ParallelismTable) -> ModelParallelStyle:
+    """Ulysses where ranks exchange heads for tokens, and torchtitan's parallelism otherwise."""
+    return ULYSSES if requested.context > 1 and requested.context_method == "all-to-all" else TORCH

@@ -13,11 +13,13 @@ from zsim.workflows.rl.framework import (
     TrainerDefaults,
 )
 
-PHASES = {"training": 9.6, "old_logprobs": 3.0, "reference": 1.5}
-"""Seconds of the trainer's phases besides its passes: medians of what seven runs took more than the
-simulated passes, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data
-gsm8k and math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints them. Runs
-of 7 billion took about half of it."""
+PHASES = {"training": 3.6, "old_logprobs": 1.4}
+"""Seconds of the trainer's phases besides its passes: medians of what seven runs took more than those passes
+and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data gsm8k and
+math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints them."""
+RELOAD_BANDWIDTH = 18e9
+"""Of ordinary memory, both ways: of the passes of the same runs' references, which take no other time besides
+their passes, by least squares."""
 
 SOURCES = {
     "defaults": "verl-project/verl 1dda039b verl/trainer/config",
@@ -25,6 +27,8 @@ SOURCES = {
     "7005, 7291, 7348 and docs/advance/fully_async.md): ten are within a factor of 1.6. The others are three "
     "of older releases, which took 2.5 to 4.2 times as long, two of FSDP2 with states on the host (3 to 7 "
     "times), one by SGLang (4 times), and one that was timed without waiting for it",
+    "reloads": "parameters come and go in every call of a worker (281ecd4c verl/workers/fsdp_workers.py "
+    "`compute_log_prob`, `compute_ref_log_prob`, `update_actor`)",
     "loop": "verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine_workers.py",
 }
 
@@ -57,6 +61,7 @@ WORKFLOW = RlFramework(
         placement: ControllerRates(1.0, 0.5, PHASES) for placement in ("colocated", "split", "async")
     },
     has_reference=False,
+    reload_bandwidth=RELOAD_BANDWIDTH,
     recomputes_caches=True,
     padding="cap",
     tensor=2,

@@ -11,8 +11,6 @@ from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.programs.accelerate.keys import KEYS, PARALLELISM
 from zsim.programs.deepspeed.write import DEEPSPEED_FILE
 from zsim.programs.torch.write import checkpointing_call, long_sequence_calls
@@ -36,77 +34,148 @@ class YamlWriter(ProgramWriter):
 WRITER = YamlWriter()
 
 
-def _notes(job: Job) -> Iterator[str]:
-    if isinstance(job.strategy, DeepSpeedConfig):
-        yield f"{_FILE}: start it in its own folder, where {DEEPSPEED_FILE} lies"
-    else:
-        yield f"{_FILE}: the script's: {', '.join(_calls(job))}"
-    if job.num_nodes > 1:
-        yield (
-            f"{_FILE}: every node's own: accelerate launch --machine_rank NUMBER "
-            "--main_process_ip ADDRESS_OF_NODE_0 --main_process_port 29500"
-        )
+class _Engine:
+    """One engine of training in the YAML, by `strategy.kind` in `_ENGINES`.
+
+    The answers here are those of an engine that Accelerate does not run.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def why_not(self, job: Job, strategy: Any) -> str | None:
+        """The reason why the YAML cannot express the job, or None if it can."""
+        return self.reason
+
+    def entries(self, job: Job, strategy: Any) -> dict[str, Any]:
+        """The file's entries of this engine."""
+        return {}
+
+    def calls(self, job: Job, strategy: Any) -> Iterator[str]:
+        """Settings of the engine alone that the script makes."""
+        yield from ()
+
+    def note(self, job: Job, strategy: Any) -> str:
+        """The note on what the user of the file must do."""
+        return f"the script's: {', '.join((*_calls(job), *self.calls(job, strategy)))}"
 
 
-def _calls(job: Job) -> list[str]:
-    """Settings that Accelerate takes from the script and not from its YAML, under PyTorch's own engines."""
-    training, strategy = job.training, job.strategy
-    calls = [f"DataLoader(batch_size={training.micro_batch_size})"]
-    if training.gradient_accumulation_steps > 1:
-        calls.append(f"Accelerator(gradient_accumulation_steps={training.gradient_accumulation_steps})")
-    if training.gradient_clipping:
-        calls.append(f"accelerator.clip_grad_norm_(model.parameters(), {training.gradient_clipping:g})")
-    calls += long_sequence_calls(job)
-    if not isinstance(strategy, DdpConfig):
-        return calls
-    options = []
-    if strategy.bucket_cap_bytes != DdpConfig().bucket_cap_bytes:
-        options.append(f"bucket_cap_mb={strategy.bucket_cap_bytes / 2**20:g}")
-    if strategy.gradient_as_bucket_view:
-        options.append("gradient_as_bucket_view=True")
-    if options:
-        calls.append(f"kwargs_handlers=[DistributedDataParallelKwargs({', '.join(options)})]")
-    if training.block_checkpointing:
-        calls.append("activation checkpointing, which differs by block")
-    elif training.activation_checkpointing != "none":
-        calls.append(checkpointing_call(job))
-    return calls
-
-
-def _why_not_accelerate(job: Job) -> str | None:
-    """The reason why Accelerate's YAML cannot express this job, or None if it can."""
-    strategy, training = job.strategy, job.training
-    if training.precision == "fp8":
-        return "float8 needs a recipe of its own (fp8_config)"
-    if isinstance(strategy, DeepSpeedConfig):
+class _DeepSpeed(_Engine):
+    def why_not(self, job: Job, strategy: DeepSpeedConfig) -> str | None:
         if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != AUTOTP):
-            return "it prepares whole models for DeepSpeed, without a pipeline or layers split by the model"
+            return self.reason
         return None
-    if isinstance(strategy, MegatronConfig):
-        return "it starts Megatron through a plugin of its own, which zsim does not write"
-    if isinstance(strategy, ReferenceConfig):
-        return "it has no engine but DeepSpeed's and PyTorch's own"
-    assert isinstance(strategy, DdpConfig | Fsdp1Config | Fsdp2Config)
-    if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
-        return "it reduces gradients after the last micro-batch only (no_sync)"
-    if not job.parallelism.is_trivial:
-        reason = _why_not_degrees(job)
-        if reason is not None:
+
+    def entries(self, job: Job, strategy: DeepSpeedConfig) -> dict[str, Any]:
+        """The key `mixed_precision` is refused beside a config file."""
+        block = {"deepspeed_config_file": DEEPSPEED_FILE, "zero3_init_flag": strategy.stage == 3}
+        if job.num_nodes > 1:  # else pdsh and a hostfile, whatever num_machines says
+            block["deepspeed_multinode_launcher"] = "standard"
+        entries: dict[str, Any] = {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
+        if job.parallelism.context > 1:
+            entries["parallelism_config"] = {"parallelism_config_sp_size": job.parallelism.context}
+        return entries
+
+    def note(self, job: Job, strategy: DeepSpeedConfig) -> str:
+        return f"start it in its own folder, where {DEEPSPEED_FILE} lies"
+
+
+class _Ddp(_Engine):
+    """DDP, and the answers that all of torch's engines share."""
+
+    def why_not(self, job: Job, strategy: Any) -> str | None:
+        if job.training.gradient_accumulation_steps > 1 and not strategy.no_sync:
+            return "it reduces gradients after the last micro-batch only (no_sync)"
+        if job.parallelism.is_trivial:
+            return None
+        if job.parallelism.pipeline > 1:
+            return "it has no pipeline under PyTorch's own engines"
+        return self.why_not_degrees(job, strategy)
+
+    def why_not_degrees(self, job: Job, strategy: Any) -> str | None:
+        """The reason why it cannot express the degrees of a job without a pipeline."""
+        return self.reason
+
+    def entries(self, job: Job, strategy: Any) -> dict[str, Any]:
+        precision = job.training.precision
+        return {
+            **self.distribution(job, strategy),
+            "mixed_precision": "no" if precision == "fp32" else precision,
+        }
+
+    def distribution(self, job: Job, strategy: Any) -> dict[str, Any]:
+        """The entries on how ranks share the model."""
+        return {"distributed_type": "MULTI_GPU" if job.world_size > 1 else "NO"}
+
+    def calls(self, job: Job, strategy: DdpConfig) -> Iterator[str]:
+        options = []
+        if strategy.bucket_cap_bytes != DdpConfig().bucket_cap_bytes:
+            options.append(f"bucket_cap_mb={strategy.bucket_cap_bytes / 2**20:g}")
+        if strategy.gradient_as_bucket_view:
+            options.append("gradient_as_bucket_view=True")
+        if options:
+            yield f"kwargs_handlers=[DistributedDataParallelKwargs({', '.join(options)})]"
+        if job.training.block_checkpointing:
+            yield "activation checkpointing, which differs by block"
+        elif job.training.activation_checkpointing != "none":
+            yield checkpointing_call(job)
+
+
+class _Fsdp(_Ddp):
+    """Both FSDPs, in their shared answers."""
+
+    def why_not(self, job: Job, strategy: Any) -> str | None:
+        training = job.training
+        if reason := super().why_not(job, strategy):
             return reason
-    if isinstance(strategy, DdpConfig):
+        if strategy.param_dtype != training.precision or strategy.reduce_dtype != training.precision:
+            return (
+                f"it gathers and reduces in mixed_precision; this gathers in {strategy.param_dtype} and "
+                f"reduces in {strategy.reduce_dtype}"
+            )
+        if training.block_checkpointing:
+            return "it checkpoints every block or none, not each block in its own way"
+        if training.activation_checkpointing not in ("none", "full") or training.checkpoint_every != 1:
+            return f"it checkpoints every block or none, not '{training.activation_checkpointing}'"
+        return self.why_not_sharded(job, strategy)
+
+    def why_not_sharded(self, job: Job, strategy: Any) -> str | None:
+        """The reason why it cannot express how the model is sharded."""
         return None
-    if strategy.param_dtype != training.precision or strategy.reduce_dtype != training.precision:
-        return (
-            f"it gathers and reduces in mixed_precision; this gathers in {strategy.param_dtype} and reduces "
-            f"in {strategy.reduce_dtype}"
-        )
-    if training.block_checkpointing:
-        return "it checkpoints every block or none, not each block in its own way"
-    if training.activation_checkpointing not in ("none", "full") or training.checkpoint_every != 1:
-        return f"it checkpoints every block or none, not '{training.activation_checkpointing}'"
-    if isinstance(strategy, Fsdp2Config) and strategy.defers_all_reduce:
-        return "it calls set_requires_gradient_sync, never set_requires_all_reduce"
-    if isinstance(strategy, Fsdp2Config):
+
+    def calls(self, job: Job, strategy: Any) -> Iterator[str]:
+        yield from ()
+
+
+class _Fsdp1(_Fsdp):
+    def why_not_sharded(self, job: Job, strategy: Fsdp1Config) -> str | None:
+        if not strategy.limit_all_gathers:
+            return "it limits FSDP1's all-gathers whatever its file says (limit_all_gathers)"
+        if strategy.replicate not in (1, job.num_nodes):
+            return "torch's own hybrid groups are nodes"
+        if strategy.wrapping not in ("huggingface", "none") and not strategy.wrapping.startswith("size:"):
+            return f"it does not wrap as '{strategy.wrapping}'"
+        return None
+
+    def distribution(self, job: Job, strategy: Fsdp1Config) -> dict[str, Any]:
+        return {"distributed_type": "FSDP", "fsdp_config": _fsdp1(job, strategy)}
+
+
+class _Fsdp2(_Fsdp):
+    def why_not_degrees(self, job: Job, strategy: Fsdp2Config) -> str | None:
+        parallelism = job.parallelism
+        if parallelism.sequence_parallel or parallelism.async_tensor:
+            return "its tensor parallelism is without sequence parallelism, and in whole products"
+        if parallelism.order != ParallelismConfig().order:
+            return "its mesh has one order"
+        shard = job.data_parallel_size // strategy.replicate
+        if job.data_parallel_size % strategy.replicate or (shard == 1 and parallelism.context == 1):
+            return "it wants ranks that shard beside those that share a layer"
+        return None
+
+    def why_not_sharded(self, job: Job, strategy: Fsdp2Config) -> str | None:
+        if strategy.defers_all_reduce:
+            return "it calls set_requires_gradient_sync, never set_requires_all_reduce"
         reshard = strategy.reshard_after_forward
         if reshard is not None and not isinstance(reshard, bool):
             return "it reshards after forward to all ranks or not at all"
@@ -114,54 +183,63 @@ def _why_not_accelerate(job: Job) -> str | None:
             return f"it wraps embedding and head apart, not as '{strategy.wrapping}'"
         if strategy.replicate > 1 and strategy.replicate == job.world_size:
             return f"its FSDP2 refuses shards of 1, here with {strategy.replicate} replicas"
-    elif isinstance(strategy, Fsdp1Config) and not strategy.limit_all_gathers:
-        return "it limits FSDP1's all-gathers whatever its file says (limit_all_gathers)"
-    elif strategy.replicate not in (1, job.num_nodes):
-        return "torch's own hybrid groups are nodes"
-    elif strategy.wrapping not in ("huggingface", "none") and not strategy.wrapping.startswith("size:"):
-        return f"it does not wrap as '{strategy.wrapping}'"
-    return None
+        return None
+
+    def distribution(self, job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
+        entries: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": _fsdp2(job, strategy)}
+        if strategy.replicate > 1 or not job.parallelism.is_trivial:
+            entries["parallelism_config"] = _sizes(job, strategy)
+        return entries
 
 
-def _why_not_degrees(job: Job) -> str | None:
-    parallelism, strategy = job.parallelism, job.strategy
-    if parallelism.pipeline > 1:
-        return "it has no pipeline under PyTorch's own engines"
-    if not isinstance(strategy, Fsdp2Config):
-        return "it splits layers and sequences with FSDP2 only"
-    if parallelism.sequence_parallel or parallelism.async_tensor:
-        return "its tensor parallelism is without sequence parallelism, and in whole products"
-    if parallelism.order != ParallelismConfig().order:
-        return "its mesh has one order"
-    shard = job.data_parallel_size // strategy.replicate
-    if job.data_parallel_size % strategy.replicate or (shard == 1 and parallelism.context == 1):
-        return "it wants ranks that shard beside those that share a layer"
-    return None
+_ONE_LAYER = "it splits layers and sequences with FSDP2 only"
+_NO_ENGINE = _Engine("it has no engine but DeepSpeed's and PyTorch's own")
+_ENGINES: Mapping[str, _Engine] = {
+    "ddp": _Ddp(_ONE_LAYER),
+    "fsdp1": _Fsdp1(_ONE_LAYER),
+    "fsdp2": _Fsdp2(_ONE_LAYER),
+    "deepspeed": _DeepSpeed(
+        "it prepares whole models for DeepSpeed, without a pipeline or layers split by the model"
+    ),
+    "megatron": _Engine("it starts Megatron through a plugin of its own, which zsim does not write"),
+}
+
+
+def _engine(job: Job) -> _Engine:
+    return _ENGINES.get(job.kind, _NO_ENGINE)
+
+
+def _notes(job: Job) -> Iterator[str]:
+    yield f"{_FILE}: {_engine(job).note(job, job.strategy)}"
+    if job.num_nodes > 1:
+        yield (
+            f"{_FILE}: every node's own: accelerate launch --machine_rank NUMBER "
+            "--main_process_ip ADDRESS_OF_NODE_0 --main_process_port 29500"
+        )
+
+
+def _calls(job: Job) -> Iterator[str]:
+    """Settings that Accelerate takes from the script and not from its YAML, under PyTorch's own engines."""
+    training = job.training
+    yield f"DataLoader(batch_size={training.micro_batch_size})"
+    if training.gradient_accumulation_steps > 1:
+        yield f"Accelerator(gradient_accumulation_steps={training.gradient_accumulation_steps})"
+    if training.gradient_clipping:
+        yield f"accelerator.clip_grad_norm_(model.parameters(), {training.gradient_clipping:g})"
+    yield from long_sequence_calls(job)
+
+
+def _why_not_accelerate(job: Job) -> str | None:
+    """The reason why Accelerate's YAML cannot express this job, or None if it can."""
+    if job.training.precision == "fp8":
+        return "float8 needs a recipe of its own (fp8_config)"
+    return _engine(job).why_not(job, job.strategy)
 
 
 def accelerate_yaml(job: Job) -> str:
     """The text of the file. It expects the JSON of a DeepSpeed job as `ds_config.json` in the same folder."""
-    strategy = job.strategy
     data: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "machine_rank": 0}
-    if isinstance(strategy, DeepSpeedConfig):
-        flag = strategy.stage == 3
-        block: dict[str, Any] = {"deepspeed_config_file": DEEPSPEED_FILE, "zero3_init_flag": flag}
-        if job.num_nodes > 1:  # else pdsh and a hostfile, whatever num_machines says
-            block["deepspeed_multinode_launcher"] = "standard"
-        data |= {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
-        if job.parallelism.context > 1:
-            data["parallelism_config"] = {"parallelism_config_sp_size": job.parallelism.context}
-    elif isinstance(strategy, Fsdp2Config):
-        data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp2(job, strategy)}
-        if strategy.replicate > 1 or not job.parallelism.is_trivial:
-            data["parallelism_config"] = _sizes(job, strategy)
-    elif isinstance(strategy, Fsdp1Config):
-        data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp1(job, strategy)}
-    else:
-        data["distributed_type"] = "MULTI_GPU" if job.world_size > 1 else "NO"
-    if not isinstance(strategy, DeepSpeedConfig):  # with a config file the key is refused
-        precision = job.training.precision
-        data["mixed_precision"] = "no" if precision == "fp32" else precision
+    data |= _engine(job).entries(job, job.strategy)
     if job.training.compile:
         data["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     data |= {"num_machines": job.num_nodes, "num_processes": job.world_size, "rdzv_backend": "static"}

@@ -47,7 +47,7 @@ _OPTIMIZERS = {
     "ao_adamw_fp8": ("adamw-fp8-torchao", "fused"),
     "muon": ("muon", "fused"),
 }
-_CHECKPOINT_COPIES = {"legacy": "pinned", "hidden_states": "stream"}
+_CHECKPOINT_COPIES = {"legacy": "pinned", "hidden_states": "stream", "true": "stream"}
 _ALL_ON_HOST = (
     "all activations on the host until backward; expected true, with activation_offloading legacy or "
     "hidden_states where checkpoints alone are kept there"
@@ -153,19 +153,29 @@ def _read_checkpointing(values: FileValues) -> None:
 
     "legacy" copies them on the compute stream to the pinned memory of a non-blocking `to("cpu")`,
     "hidden_states" on a stream of its own (loaders/patch_manager.py,
-    monkeypatch/activation_offload_checkpoint.py). Everything else keeps all activations there, and recomputes
-    none (`check_gradient_checkpointing_w_offload` in utils/schemas/validation.py).
+    monkeypatch/activation_offload_checkpoint.py), and so does true where all weights are trained. With
+    adapters true keeps all activations there, and recomputes none (`_apply_activation_checkpointing` in
+    loaders/model.py). `gradient_checkpointing: offload` is both as true
+    (`check_gradient_checkpointing_w_offload` in utils/schemas/validation.py). In releases that knew `unsloth`
+    it was what "legacy" is now.
     """
-    if str(values.get("gradient_checkpointing", "")).lower() in ("offload", "offload_disk", "unsloth"):
+    word = str(values.get("gradient_checkpointing", "")).lower()
+    if word == "offload_disk":
         raise values.lack("gradient_checkpointing", _ALL_ON_HOST)
-    values.read("gradient_checkpointing")
-    offloading = str(values.get("activation_offloading", "false")).lower()
-    if offloading in _CHECKPOINT_COPIES:
-        if not values.flag("gradient_checkpointing"):
+    is_offload = word in ("offload", "unsloth")
+    if is_offload:
+        values.file.settings["training.activation_checkpointing"] = "full"
+    else:
+        values.read("gradient_checkpointing")
+    offloading = {"offload": "true", "unsloth": "legacy"}.get(word) or str(
+        values.get("activation_offloading", "false")
+    ).lower()
+    if offloading in _CHECKPOINT_COPIES and (offloading != "true" or not values.get("adapter")):
+        if not is_offload and not values.flag("gradient_checkpointing"):
             raise values.error("activation_offloading", "gradient_checkpointing: true beside it")
         values.file.settings["training.checkpoint_offload"] = _CHECKPOINT_COPIES[offloading]
     elif offloading not in ("false", "no", "none", ""):
-        raise values.lack("activation_offloading", _ALL_ON_HOST)
+        raise values.lack("gradient_checkpointing" if is_offload else "activation_offloading", _ALL_ON_HOST)
     arguments = values.table("gradient_checkpointing_kwargs")
     if arguments.get("use_reentrant") and values.flag("gradient_checkpointing"):
         values.file.settings["training.checkpoint_is_reentrant"] = True

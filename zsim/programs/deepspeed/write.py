@@ -30,7 +30,7 @@ class JsonWriter(ProgramWriter):
     """Writes ds_config.json."""
 
     def write(self, job: Job) -> ProgramFile | None:
-        if not isinstance(job.strategy, DeepSpeedConfig):
+        if job.kind != DeepSpeedConfig.kind:
             return None
         text = json.dumps(deepspeed_object(job), indent=2) + "\n"
         strategy = {"config": DEEPSPEED_FILE, "config_name": None, "stage": None}

@@ -123,6 +123,8 @@ def _started(launch: Launch) -> TrainingFile:
         program = _owner(values)
     if program is None:
         return _own_script(launch, values)
+    if launch.launcher == "swift" and launch.target == "rlhf":
+        values.setdefault("rlhf_type", "dpo")
     length = values.pop(_LENGTH, None)
     file = _read_flags(launch, program, values)
     if isinstance(length, int) and length > 0:

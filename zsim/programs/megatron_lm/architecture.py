@@ -11,10 +11,12 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.arguments import Arguments, refuse
 from zsim.programs.megatron_lm.expert_flags import expert_architecture
 from zsim.programs.megatron_lm.flags import NOT_SIMULATED_ARCHITECTURES
+from zsim.specs.model.hub_names import preset_of, preset_of_folder
+from zsim.specs.model.huggingface import load_model
 
 _POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none")
-# Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json.
-_GPT2_VOCABULARY_SIZE = 50_257
+# Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json, and Llama 2's.
+_VOCABULARIES = {"GPT2BPETokenizer": ("GPT-2", 50_257), "Llama2Tokenizer": ("Llama 2", 32_000)}
 
 
 def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
@@ -172,8 +174,14 @@ def _vocabulary(arguments: Arguments) -> int | None:
         # NullTokenizer adds the end of a document.
         num_end_tokens = 1 if tokenizer == "NullTokenizer" and padded_size is None else 0
         return (padded_size or vocab_size or 0) + num_end_tokens + (0 if padded_size else extra)
-    if tokenizer == "GPT2BPETokenizer":
-        arguments.notes.append(f"no --vocab-size: GPT-2's {_GPT2_VOCABULARY_SIZE:,} entries are assumed")
-        return _GPT2_VOCABULARY_SIZE
+    if tokenizer in _VOCABULARIES:
+        owner, size = _VOCABULARIES[tokenizer]
+        arguments.notes.append(f"no --vocab-size: {owner}'s {size:,} entries are assumed")
+        return size
+    named = arguments.text("tokenizer-model") or ""
+    if preset := preset_of(named) or preset_of_folder(named):
+        size = load_model(preset).vocab_size
+        arguments.notes.append(f"no --vocab-size: the {size:,} entries of {named}'s config.json are taken")
+        return size
     arguments.notes.append(f"no --vocab-size: {tokenizer}'s file has it; give it as model.vocab_size")
     return None

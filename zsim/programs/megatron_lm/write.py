@@ -35,7 +35,7 @@ class ScriptWriter(ProgramWriter):
     """Writes megatron.sh."""
 
     def write(self, job: Job) -> ProgramFile | None:
-        if not isinstance(job.strategy, MegatronConfig):
+        if job.kind != MegatronConfig.kind:
             return None
         reason = _why_not_megatron(job)
         return ProgramFile(_FILE, "" if reason is not None else megatron_script(job), reason)
@@ -44,10 +44,15 @@ class ScriptWriter(ProgramWriter):
 WRITER = ScriptWriter()
 
 
+def _table_of(job: Job) -> MegatronTable:
+    table = job.experiment.strategy
+    assert isinstance(table, MegatronTable)
+    return table
+
+
 def _why_not_megatron(job: Job) -> str | None:
     """The reason why Megatron's command line cannot express this Megatron job, or None if it can."""
-    table, training, parallelism = job.experiment.strategy, job.training, job.parallelism
-    assert isinstance(table, MegatronTable)
+    table, training, parallelism = _table_of(job), job.training, job.parallelism
     if table.engine != "megatron":
         return f"engine '{table.engine}' has a file of its own"
     if not is_core(table.version):
@@ -95,8 +100,7 @@ def _network(job: Job) -> Iterator[str]:
     vocabulary = Library().model(job.experiment.model).vocab_size
     model = remove_prediction_layers(unmark_fp8_layers(job.model))
     yield from network_flags(model, vocabulary, job.training.sequence_length)
-    table = job.experiment.strategy
-    assert isinstance(table, MegatronTable)
+    table = _table_of(job)
     if table.vocabulary_multiple != VOCABULARY_MULTIPLE:
         yield f"--make-vocab-size-divisible-by {table.vocabulary_multiple}"
 
@@ -122,9 +126,7 @@ def _training(job: Job) -> Iterator[str]:
     if training.optimizer == "lion":
         yield "--optimizer lion"
     if training.optimizer == "muon":
-        table = job.experiment.strategy
-        assert isinstance(table, MegatronTable)
-        yield from muon_flags(table)
+        yield from muon_flags(_table_of(job))
     if training.optimizer.startswith("sgd"):
         yield f"--optimizer sgd --sgd-momentum {0.9 if training.optimizer == 'sgd_momentum' else 0:g}"
     if training.precision != "fp32":
@@ -141,8 +143,7 @@ def _training(job: Job) -> Iterator[str]:
 
 def _low_precision(job: Job) -> Iterator[str]:
     recipe, training_table = job.training.fp8.recipe, job.experiment.training
-    table = job.experiment.strategy
-    assert isinstance(table, MegatronTable)
+    table = _table_of(job)
     yield "--fp4-format e2m1" if recipe == "nvfp4" else "--fp8-format hybrid"
     if recipe in _RECIPES:
         yield f"--fp8-recipe {_RECIPES[recipe]}"
@@ -192,8 +193,7 @@ def _parallelism(job: Job) -> Iterator[str]:
 
 def _experts(job: Job) -> Iterator[str]:
     """The flags for the placement of routed experts, and for how they run."""
-    experts, table = job.parallelism.experts, job.experiment.strategy
-    assert isinstance(table, MegatronTable)
+    experts, table = job.parallelism.experts, _table_of(job)
     yield f"--expert-model-parallel-size {experts.ranks}"
     yield f"--expert-tensor-parallel-size {experts.tensor}"
     types = {dispatcher: name for name, dispatcher in DISPATCHERS.items() if name != "alltoall_seq"}
@@ -251,8 +251,7 @@ def _switches(table: MegatronTable, keys: Iterable[ProgramKey]) -> Iterator[str]
 
 
 def _data_parallelism(job: Job) -> Iterator[str]:
-    table, strategy = job.experiment.strategy, job.strategy
-    assert isinstance(table, MegatronTable)
+    table, strategy = _table_of(job), job.strategy
     assert isinstance(strategy, MegatronConfig)
     yield from _switches(table, [key for key in ON_SWITCHES if key is not PRECISION_AWARE])
     if strategy.param_dtype == "bf16" and strategy.grad_dtype == "bf16":

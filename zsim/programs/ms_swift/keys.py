@@ -26,8 +26,32 @@ _READ = (
     ProgramKey("train_type", str, "the same, in older files"),
     ProgramKey("sft_type", str, "the same, in older files"),
     ProgramKey(
-        "rlhf_type", str, "dpo, orpo, cpo, simpo or rm; others are refused by name", "training.reference"
+        "rlhf_type", str, "dpo, orpo, cpo, simpo, rm or grpo; others are refused", "training.reference"
     ),
+    ProgramKey("num_generations", int, "GRPO: completions of a prompt", "rl.samples_per_prompt"),
+    ProgramKey("max_completion_length", int, "GRPO: tokens of a completion", "rl.lengths.max_response"),
+    ProgramKey("steps_per_generation", int, "GRPO: micro-batches of a rollout", "rl.prompts_per_step"),
+    ProgramKey("generation_batch_size", int, "GRPO: completions of a rollout", "rl.prompts_per_step"),
+    ProgramKey("num_iterations", int, "GRPO: passes over a rollout", "rl.epochs"),
+    ProgramKey("advantage_estimator", str, "GRPO: grpo, rloo or reinforce_plus_plus", "rl.algorithm"),
+    ProgramKey("beta", float, "weight of the reference, 0.04 of GRPO where left out", "rl.reference"),
+    ProgramKey("use_vllm", bool, "GRPO: whether vLLM makes completions"),
+    ProgramKey("vllm_mode", str, "GRPO: colocate or server", "rl.placement"),
+    ProgramKey("vllm_tensor_parallel_size", int, "GRPO: ranks of a replica", "rl.rollout.tensor"),
+    ProgramKey(
+        "vllm_gpu_memory_utilization", float, "GRPO: part of the memory that vLLM takes",
+        "rl.rollout.gpu_memory_utilization",
+    ),
+    ProgramKey("sleep_level", int, "GRPO: how vLLM sleeps while training", "rl.offload.sleep_level"),
+    ProgramKey(
+        "offload_model", bool, "GRPO: whether weights are on the host in rollouts", "rl.offload.parameters"
+    ),
+    ProgramKey(
+        "offload_optimizer", bool, "GRPO: whether states are on the host in rollouts", "rl.offload.optimizer"
+    ),
+    ProgramKey("async_generate", bool, "GRPO: rollouts one step ahead, which are left out"),
+    ProgramKey("chord_sft_dataset", (str, list), "GRPO: fine-tuning between, which is refused"),
+    ProgramKey("reward_model", (str, list), "GRPO: models that reward, which are refused"),
     ProgramKey("task_type", str, "causal_lm or seq_cls; others are refused by name", "training.labels"),
     ProgramKey("num_labels", int, "outputs of the head of seq_cls", "training.labels"),
     ProgramKey("ref_model", str, "another model as the reference, which is refused"),
@@ -58,7 +82,7 @@ _READ = (
     ),
     ProgramKey("bnb_4bit_quant_type", str, "the type of the 4 bits, of which all have the same bytes"),
     ProgramKey(
-        "sequence_parallel_size", int, "ranks that share a sequence, with DeepSpeed's Ulysses or a ring"
+        "sequence_parallel_size", int, "ranks that share a sequence and exchange heads", "parallelism.context"
     ),
     ProgramKey("zero_hpz_partition_size", int, "ZeRO++'s secondary shards, in the JSON", "strategy.config"),
     ProgramKey("deepspeed_autotp_size", int, "AutoTP's ranks, in the JSON", "strategy.config"),
@@ -88,8 +112,6 @@ _REFUSED = (
     ("sampler_type", "sampling (swift sample), which trains nothing"),
     ("sampler_engine", "sampling (swift sample), which trains nothing"),
     ("teacher_model", "distillation from a teacher"),
-    ("reward_funcs", "rollouts and their update (GRPO)"),
-    ("num_generations", "rollouts and their update (GRPO)"),
 )
 _NOTED = (
     ("padding_free", "batches without padding"),
@@ -107,6 +129,9 @@ _NOTED = (
     ("init_strategy", "weights that are drawn"),
     ("callbacks", "callbacks of one's own"),
     ("loss_type", "another loss"),
+    ("multi_turn_scheduler", "responses of several turns"),
+    ("dynamic_sample", "rollouts that are repeated for groups of equal rewards"),
+    ("vllm_enable_lora", "adapters that vLLM adds by itself"),
 )
 KEYS: Mapping[str, ProgramKey] = {
     **ARGUMENT_KEYS,
@@ -127,7 +152,11 @@ KEYS: Mapping[str, ProgramKey] = {
 }  # fmt: skip
 SILENT = SILENT_ARGUMENTS | silent_keys(
     """
-    beta rpo_alpha cpo_alpha simpo_gamma label_smoothing
+    reward_funcs reward_weights num_generations_eval log_completions epsilon epsilon_high delta min_p
+    repetition_penalty stop_words overlong_filter soft_max_length soft_cache_length scale_rewards log_entropy
+    top_entropy_quantile importance_sampling_level tau_pos tau_neg kl_in_reward move_model_batches max_turns
+    completion_length_limit_scope use_gym_env gym_env max_resample_times dataset_shuffle sync_ref_model
+    reward_model_plugin rpo_alpha cpo_alpha simpo_gamma label_smoothing
     dataset val_dataset cached_dataset cached_val_dataset split_dataset_ratio columns system
     template template_backend model_name model_author model_type loss_scale
     custom_register_path custom_dataset_info external_plugins load_args load_data_args use_hf
@@ -148,6 +177,13 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     "galore_",
     "lisa_",
     "val_dataset_",
+    "vllm_",
+    "chord_",
+    "fipo_",
+    "cosine_",
+    "repetition_",
+    "rollout_importance_",
+    "ref_model_",
     "ray_",
     "warmup_",
     "adam_",

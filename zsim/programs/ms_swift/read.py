@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
+from zsim.operations.operation import operations_of
 from zsim.programs.huggingface.adapters import name_linear_layers, write_adapters, write_quantisation
 from zsim.programs.huggingface.job import (
     note_full_length,
@@ -29,10 +30,13 @@ from zsim.programs.huggingface.models import freeze_tower, read_model, weights_t
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, RELEASE, SILENT, TUNER_KEYS
+from zsim.programs.ms_swift.rollout import read_rollout
 from zsim.specs.formats.config_file import load_file, read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import Attention
 
 _SEQUENCES = 16  # of a step, where no accumulation is said
 
@@ -100,7 +104,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     is_full = _is_full(values)
     is_quantised = _is_quantised(values, is_full=is_full)
     read_model(values, "model", is_quantised=is_quantised)
-    _read_batch(values)
+    is_grpo = values.get("rlhf_type") == "grpo"
+    _read_batch(values, is_grpo=is_grpo)
     weights = weights_type(values, "torch_dtype")
     if not values.has("torch_dtype"):
         weights = values.assume("torch_dtype", "the checkpoint's, taken as bfloat16") and "bf16"
@@ -109,7 +114,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     read_checkpointing(values, default=True)
     values.read("torch_compile")
     read_liger(values)
-    _read_length(values)
+    if not is_grpo:
+        _read_length(values)
     read_strategy(values, ZERO_FILES)
     _change_json(values)
     read_optimizer(values, "optim")
@@ -126,7 +132,10 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         projector=values.flag("freeze_aligner", True),
         is_full=is_full,
     )
-    _read_preferences(values, is_full=is_full)
+    if is_grpo:
+        read_rollout(values)
+    else:
+        _read_preferences(values, is_full=is_full)
     _read_task(values, is_full=is_full)
     values.finish(RELEASE)
     return file
@@ -171,7 +180,7 @@ def _read_preferences(values: FileValues, *, is_full: bool) -> None:
         return
     if loss not in ("dpo", "orpo", "cpo", "simpo"):
         raise values.lack(
-            "rlhf_type", "it (swift rlhf) yet; expected one of dpo, orpo, cpo, simpo, rm, or none"
+            "rlhf_type", "it (swift rlhf) yet; expected one of dpo, orpo, cpo, simpo, rm, grpo, or none"
         )
     if values.has("ref_model"):
         raise values.lack("ref_model", "another model than the trained one as the reference")
@@ -201,9 +210,9 @@ def _is_quantised(values: FileValues, *, is_full: bool) -> bool:
     return True
 
 
-def _read_batch(values: FileValues) -> None:
+def _read_batch(values: FileValues, *, is_grpo: bool) -> None:
     read_batch(values)
-    if values.has("gradient_accumulation_steps"):
+    if is_grpo or values.has("gradient_accumulation_steps"):
         return
     size = values.count("per_device_train_batch_size") or 1
     values.file.defaults.pop("training.gradient_accumulation_steps", None)
@@ -232,13 +241,8 @@ def _change_json(values: FileValues) -> None:
     """Write what arguments change in DeepSpeed's file, and the ranks that share a sequence."""
     settings = values.file.settings
     if (context := values.count("sequence_parallel_size") or 1) > 1:
-        if settings["strategy.kind"] != "deepspeed":
-            raise NotSimulatedError(
-                f"{values.file.name}: sequence_parallel_size: found {context} with strategy "
-                f"{settings['strategy.kind']}; zsim simulates ms-swift's with DeepSpeed's Ulysses only"
-            )
-        settings["parallelism.context"] = context
-        values.file.note("sequence_parallel_size: simulated as DeepSpeed's Ulysses")
+        _refuse_ring(values, context)
+        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
     config = settings.get("strategy.config")
     for key, feature in (
         ("zero_hpz_partition_size", "zero_hpz_partition_size"),
@@ -251,6 +255,25 @@ def _change_json(values: FileValues) -> None:
         section = "zero_optimization" if key == "zero_hpz_partition_size" else "tensor_parallel"
         config = {**config, section: {**config.get(section, {}), feature: values.count(key)}}
         settings["strategy.config"] = config
+
+
+def _refuse_ring(values: FileValues, ranks: int) -> None:
+    """Refuse what ranks share beside heads (sequence_parallel/sequence_parallel.py `prepare`).
+
+    A ring has the ranks that do not divide the heads of keys and values.
+    """
+    name = values.file.defaults.get("model")
+    model = load_model(name) if isinstance(name, str) else None
+    if model is None:
+        return
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    for attention in operations_of(modules, Attention):
+        if attention.num_kv_heads % ranks:
+            raise values.lack(
+                "sequence_parallel_size",
+                f"a ring of ranks, which ms-swift has where {ranks} do not divide "
+                f"the {attention.num_kv_heads} heads of keys and values",
+            )
 
 
 def _read_attention(values: FileValues) -> None:

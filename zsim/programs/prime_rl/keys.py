@@ -74,7 +74,7 @@ _KEYS = (
         "trainer.model.cp", int, "ranks that share a sequence", "parallelism.context", tuned=(),
         source=_TRAINER,
     ),
-    ProgramKey("trainer.model.cp_style", str, "ring; ulysses is refused by name"),
+    ProgramKey("trainer.model.cp_style", str, "ring or ulysses", "parallelism.context_method"),
     ProgramKey("trainer.model.attn", str, "the kernels of attention", "training.attention"),
     ProgramKey("trainer.model.optimization_dtype", str, "the type of parameters", "training.stored_dtype"),
     ProgramKey(

@@ -126,11 +126,9 @@ def _read_sharding(keys: NestedKeys, gpus: int) -> None:
             file.note("optim_cpu_offload is on where left out: optimizer states are copied for every update")
     context = keys.count(f"{_MODEL}.cp", 1)
     if context > 1:
-        if keys.get(f"{_MODEL}.cp_style", "ring") != "ring":
-            raise NotSimulatedError(
-                f"{file.name}: {_MODEL}.cp_style: zsim does not simulate ulysses under FSDP2; expected ring"
-            )
-        settings |= {"parallelism.context": context, "parallelism.context_method": "all-gather"}
+        is_ulysses = keys.get(f"{_MODEL}.cp_style", "ring") == "ulysses"
+        method = "all-to-all" if is_ulysses else "all-gather"
+        settings |= {"parallelism.context": context, "parallelism.context_method": method}
     _read_experts(keys, gpus // replicas)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from zsim.dtypes import ELEMENT_TYPES
 from zsim.frameworks.ddp.settings import DdpConfig
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 
@@ -22,15 +20,14 @@ class PythonWriter(ProgramWriter):
     """Writes fsdp2.py, fsdp1.py or ddp.py."""
 
     def write(self, job: Job) -> ProgramFile | None:
-        if isinstance(job.strategy, DeepSpeedConfig):
-            return None
+        program, name = _PROGRAMS.get(job.kind), f"{job.kind}.py"
+        if program is None:
+            return ProgramFile(name, reason=_REASONS[job.kind]) if job.kind in _REASONS else None
         reason = _why_not_python(job)
-        return ProgramFile(
-            f"{job.kind}.py", "" if reason is not None else "\n".join(_lines(job)) + "\n", reason
-        )
+        return ProgramFile(name, "" if reason else "\n".join(program(job, job.strategy)) + "\n", reason)
 
     def release_notes(self, job: Job) -> Iterator[str]:
-        if isinstance(job.strategy, Fsdp1Config) and job.strategy.before_torch_2:
+        if getattr(job.strategy, "before_torch_2", False):
             yield "it is simulated as in torch 1.12 and 1.13"
 
 
@@ -39,10 +36,6 @@ WRITER = PythonWriter()
 
 def _why_not_python(job: Job) -> str | None:
     """The reason why a few lines of Python cannot express this job, or None if they can."""
-    if isinstance(job.strategy, ReferenceConfig):
-        return "the reference engine is validation/zero's: no released framework runs it"
-    if isinstance(job.strategy, MegatronConfig):
-        return "Megatron takes a command line"
     if not job.parallelism.is_trivial:
         return "it shards a model, and splits no layer, sequence or pipeline ([parallelism])"
     if job.training.activation_checkpointing == "selective":
@@ -84,15 +77,6 @@ def checkpointing_call(job: Job) -> str:
     }[training.activation_checkpointing]
 
 
-def _lines(job: Job) -> Iterator[str]:
-    if isinstance(job.strategy, Fsdp2Config):
-        return _fsdp2(job, job.strategy)
-    if isinstance(job.strategy, Fsdp1Config):
-        return _fsdp1(job, job.strategy)
-    assert isinstance(job.strategy, DdpConfig)
-    return _ddp(job, job.strategy)
-
-
 def _fsdp2(job: Job, strategy: Fsdp2Config) -> Iterator[str]:
     yield from _head(job, "FSDP2")
     offload = "CPUOffloadPolicy, " if strategy.cpu_offload else ""
@@ -116,7 +100,7 @@ def _fsdp2(job: Job, strategy: Fsdp2Config) -> Iterator[str]:
     yield from _wrap_blocks(job)
     yield from _shard_units(job, strategy)
     yield "    return model"
-    yield from _step(job, is_fsdp2=True, no_sync=strategy.no_sync)
+    yield from _step(job, _accumulate_fsdp2(strategy), _CLIP)
 
 
 def _shard_units(job: Job, strategy: Fsdp2Config) -> Iterator[str]:
@@ -188,7 +172,7 @@ def _fsdp1(job: Job, strategy: Fsdp1Config) -> Iterator[str]:
     if strategy.cpu_offload:
         yield "        cpu_offload=CPUOffload(offload_params=True),"
     yield "    )"
-    yield from _step(job, is_fsdp2=False, no_sync=strategy.no_sync)
+    yield from _step(job, _NO_SYNC if strategy.no_sync else (), "model.clip_grad_norm_(MAX_GRAD_NORM)")
 
 
 def _fsdp1_policy(strategy: Fsdp1Config) -> Iterator[str]:
@@ -224,7 +208,7 @@ def _ddp(job: Job, strategy: DdpConfig) -> Iterator[str]:
     yield f"        bucket_cap_mb={strategy.bucket_cap_bytes / 2**20:g},"
     yield f"        gradient_as_bucket_view={strategy.gradient_as_bucket_view},"
     yield "    )"
-    yield from _step(job, is_fsdp2=False, no_sync=strategy.no_sync)
+    yield from _step(job, _NO_SYNC if strategy.no_sync else (), _CLIP)
 
 
 def _head(job: Job, title: str) -> Iterator[str]:
@@ -321,37 +305,40 @@ def _wrap_blocks(job: Job) -> Iterator[str]:
     yield "        blocks.register_module(name, block)"
 
 
-def _step(job: Job, *, is_fsdp2: bool, no_sync: bool) -> Iterator[str]:
-    """The training step that the plan describes."""
+_BACKWARD = "(loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
+_CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)"
+_NO_SYNC = (
+    "if is_last:", f"    {_BACKWARD}", "    continue",
+    "with model.no_sync():", f"    {_BACKWARD}",
+)  # fmt: skip
+
+
+def _accumulate_fsdp2(strategy: Fsdp2Config) -> Sequence[str]:
+    """The lines of a micro-batch under FSDP2 that knows whether it is the last of its step."""
+    if strategy.defers_all_reduce:
+        return ("model.set_requires_all_reduce(is_last)", _BACKWARD)
+    return ("model.set_requires_gradient_sync(is_last)", _BACKWARD) if strategy.no_sync else ()
+
+
+def _step(job: Job, accumulate: Sequence[str], clip: str) -> Iterator[str]:
+    """The training step that the plan describes.
+
+    `accumulate` are the lines of a micro-batch that reduces only if it is the last, and empty if all reduce.
+    `clip` is the call that clips gradients.
+    """
     training = job.training
     yield ""
     yield ""
     yield "def train_step(model, optimizer, loss_of, micro_batches):"
     yield '    """One step; `loss_of(model, micro_batch)` is a scalar."""'
     yield "    for number, micro_batch in enumerate(micro_batches):"
-    strategy = job.strategy
-    defers = isinstance(strategy, Fsdp2Config) and strategy.defers_all_reduce
-    if training.gradient_accumulation_steps > 1 and (no_sync or defers):
+    if training.gradient_accumulation_steps > 1 and accumulate:
         yield "        is_last = number + 1 == GRADIENT_ACCUMULATION_STEPS"
-        if defers:
-            yield "        model.set_requires_all_reduce(is_last)"
-            yield "        (loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
-        elif is_fsdp2:
-            yield "        model.set_requires_gradient_sync(is_last)"
-            yield "        (loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
-        else:
-            yield "        if is_last:"
-            yield "            (loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
-            yield "            continue"
-            yield "        with model.no_sync():"
-            yield "            (loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
+        yield from (f"        {line}" for line in accumulate)
     else:
-        yield "        (loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
+        yield f"        {_BACKWARD}"
     if training.gradient_clipping:
-        if isinstance(job.strategy, Fsdp1Config):
-            yield "    model.clip_grad_norm_(MAX_GRAD_NORM)"
-        else:
-            yield "    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)"
+        yield f"    {clip}"
     yield "    optimizer.step()"
     yield "    optimizer.zero_grad()"
 
@@ -359,3 +346,10 @@ def _step(job: Job, *, is_fsdp2: bool, no_sync: bool) -> Iterator[str]:
 def _torch_dtype(name: str) -> str:
     """The type's name in torch. It is bf16 for fp8, which only the products use, over bf16 tensors."""
     return f"torch.{ELEMENT_TYPES['bf16' if name == 'fp8' else name].torch}"
+
+
+_PROGRAMS: Mapping[str, Callable[[Job, Any], Iterator[str]]] = {"ddp": _ddp, "fsdp1": _fsdp1, "fsdp2": _fsdp2}
+_REASONS = {
+    "reference": "the reference engine is validation/zero's: no released framework runs it",
+    "megatron": "Megatron takes a command line",
+}

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.dtypes import ELEMENT_TYPES
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.programs.torchtitan.degree_keys import (
     ASYNC,
@@ -34,7 +33,7 @@ class TomlWriter(ProgramWriter):
     """Writes torchtitan.toml."""
 
     def write(self, job: Job) -> ProgramFile | None:
-        if isinstance(job.strategy, DeepSpeedConfig):
+        if job.kind == "deepspeed":
             return None
         reason = _why_not_torchtitan(job)
         if reason is not None:

@@ -51,6 +51,14 @@ _READ = (
         "training.activation_checkpointing", is_plain=True, values={True: "full", False: None},
         tuned=("none", "full"), source=_FULL,
     ),
+    ProgramKey(
+        "enable_activation_offloading", bool, "whether checkpoints are on the host until backward",
+        "training.checkpoint_offload",
+    ),
+    ProgramKey(
+        "activation_offloading_use_streams", bool, "whether they are copied beside computation",
+        "training.checkpoint_offload",
+    ),
     ProgramKey("ac_mode", str, "which blocks", "training.activation_checkpointing"),
     ProgramKey("ac_option", (int, str), "every n-th block", "training.checkpoint_every"),
     ProgramKey(
@@ -71,7 +79,6 @@ _READ = (
 )  # fmt: skip
 _REFUSED = (
     ("optimizer_in_bwd", "optimizers that update weights within backward"),
-    ("enable_activation_offloading", "activations that are kept on the host until backward"),
     ("enable_fp8_training", 'products in fp8 of torchtune; expected training.precision = "fp8"'),
     ("model.use_dora", "DoRA, which norms every adapted weight"),
     ("model.decoder_trainable", "multimodal models"),
@@ -83,7 +90,6 @@ _REFUSED = (
 _NOTED = (
     ("use_loss_parallel_ctx_manager", "a loss over the ranks of a split head"),
     ("model.quantize_base", "weights in 4 bits; expected a model with qlora_ before it"),
-    ("activation_offloading_use_streams", "streams of offloading"),
     ("dataset.max_seq_len", "another length of documents"),
 )
 KEYS: Mapping[str, ProgramKey] = {

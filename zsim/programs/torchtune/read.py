@@ -209,6 +209,13 @@ def _read_optimizer(values: FileValues) -> None:
 
 def _read_checkpointing(values: FileValues) -> None:
     values.read("enable_activation_checkpointing")
+    if values.flag("enable_activation_offloading"):  # of outputs of the embedding and blocks, which is all
+        if not values.flag("enable_activation_checkpointing"):
+            raise values.error(
+                "enable_activation_offloading", "enable_activation_checkpointing: True beside it"
+            )
+        has_stream = values.flag("activation_offloading_use_streams", True)
+        values.file.settings["training.checkpoint_offload"] = "stream" if has_stream else "pinned"
     mode = values.get("ac_mode")
     if mode is None or not values.flag("enable_activation_checkpointing"):
         return

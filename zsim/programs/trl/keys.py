@@ -84,8 +84,8 @@ _OWN = (
     ProgramKey("load_in_8bit", bool, "whether frozen products are in 8 bits", "training.lora.quantized"),
     ProgramKey("use_dora", bool, "DoRA, which norms every adapted weight", treatment="refused"),
     ProgramKey(
-        "activation_offloading", bool, "activations that are kept on the host until backward",
-        treatment="refused",
+        "activation_offloading", bool, "whether checkpoints are on the host until backward",
+        "training.checkpoint_offload",
     ),
     ProgramKey("use_unsloth", bool, "unsloth's kernels", treatment="refused"),
     ProgramKey("router_aux_loss_coef", float, "the loss of balanced experts", treatment="noted",

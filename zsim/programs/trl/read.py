@@ -67,6 +67,10 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
         values.assume("bf16", True)
     file.settings["training.precision"] = precision
     read_checkpointing(values, default=True)
+    if values.flag("activation_offloading"):  # trainer/sft_trainer.py, models/activation_offloading.py
+        if not values.flag("gradient_checkpointing", True):
+            raise values.lack("activation_offloading", "all activations on the host until backward")
+        file.settings["training.checkpoint_offload"] = "stream"
     values.read("torch_compile")
     read_liger(values)
     if trainer == "sft":

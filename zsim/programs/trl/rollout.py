@@ -81,7 +81,7 @@ def _set_rollout(
     if total % samples:
         raise InputError(
             f"{file.name}: num_generations: found {samples}, expected a divisor of the {total:,} completions "
-            f"of a rollout ({per_gpu} x {gpus} GPUs x {steps} steps)"
+            f"of a rollout ({per_gpu} x {gpus} GPUs that train x {steps} steps)"
         )
     if steps % accumulation:
         reason = f"an update of {accumulation} micro-batches takes no whole part of the {steps} of a rollout"

@@ -22,7 +22,9 @@ _KEYS = (
         "training.activation_checkpointing", is_plain=True, values={True: "full", False: "none"},
         default=True, tuned=("none", "full"), source=_VERL + "model/hf_model.yaml",
     ),
-    ProgramKey(f"{MODEL}.enable_activation_offload", bool, "checkpoints on the host"),
+    ProgramKey(
+        f"{MODEL}.enable_activation_offload", bool, "checkpoints on the host", "training.checkpoint_offload"
+    ),
     ProgramKey(
         f"{MODEL}.use_liger", bool, "Liger's kernels", "training.liger", is_plain=True,
         values={True: True, False: None},
@@ -139,7 +141,7 @@ _SFT_KEYS = (
     ),
     ProgramKey("model.fsdp_config.offload_params", bool, "fine-tuning: which is without effect unless true"),
     ProgramKey(
-        "ulysses_sequence_parallel_size", int, "fine-tuning: ranks that share a sequence, which is refused",
+        "ulysses_sequence_parallel_size", int, "fine-tuning: ranks that share a sequence",
     ),
     ProgramKey(
         "optim.clip_grad", float, "fine-tuning: norm that gradients are clipped to",

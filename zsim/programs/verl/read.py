@@ -7,7 +7,6 @@ Read in verl b178a3cd: `workers/fsdp_workers.py` (`_build_model_optimizer`, the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,6 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     file.settings |= {"nodes": keys.count("trainer.nnodes", 1), "gpus": gpus}
     keys.read_model(f"{MODEL}.path")
     keys.read(f"{MODEL}.use_liger", f"{ACTOR}.grad_clip")
-    keys.refuse(f"{MODEL}.enable_activation_offload", "checkpoints on the host")
     file.settings["training.precision"] = "bf16"
     group = keys.get("model_engine", "dp")
     strategy = keys.get(f"{ACTOR}.strategy", "fsdp" if group == "dp" else group)
@@ -74,9 +72,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             f"{', '.join(_STRATEGIES)}"
         )
     if strategy == "megatron":
+        keys.refuse(f"{MODEL}.enable_activation_offload", "checkpoints of Megatron's on the host")
         _read_megatron(keys)
     else:
         _read_fsdp(keys, strategy, gpus)
+        _read_activation_offload(keys)
     update = _read_batch(keys, gpus)
     _read_adapters(keys)
     is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
@@ -179,16 +179,9 @@ def _read_apart(keys: NestedKeys, mini_prompts: int) -> tuple[int, dict[str, Any
     threshold = keys.get("async_training.staleness_threshold", 0.1)
     syncs = keys.count("async_training.trigger_parameter_sync_step", 4)
     batches = keys.count("async_training.require_batches", 1)
-    file.note(
-        f"a step is what is trained on between two syncs: {syncs} times {batches} mini-batches"
-        + (
-            f"; staleness_threshold {threshold:g}: a whole step of prompts may be stale"
-            if threshold not in (0, 1)
-            else ""
-        )
-    )
+    file.note(f"a step is what is trained on between two syncs: {syncs} times {batches} mini-batches")
     separate |= {
-        "max_staleness": ceil(threshold),
+        "max_staleness": threshold,
         "partial_rollout": keys.get("async_training.partial_rollout", True) if threshold else None,
     }
     return syncs * batches * mini_prompts, separate
@@ -287,6 +280,15 @@ def _read_fsdp(keys: NestedKeys, strategy: str, gpus: int) -> None:
     _note_offloads(keys, FSDP)
 
 
+def _read_activation_offload(keys: NestedKeys) -> None:
+    """Groups of layers' checkpoints, on a stream of their own (utils/activation_offload.py)."""
+    if not keys.get(f"{MODEL}.enable_activation_offload", False):
+        return
+    if not keys.get(f"{MODEL}.enable_gradient_checkpointing", True):
+        keys.refuse(f"{MODEL}.enable_activation_offload", "all activations on the host until backward")
+    keys.file.settings["training.checkpoint_offload"] = "stream"
+
+
 def _note_offloads(keys: NestedKeys, section: str) -> None:
     """Name what verl keeps on the host between the phases, and has on the GPU during an update."""
     offloads = [name for name in _OFFLOADS if keys.values.get(f"{section}.{name}") is True]
@@ -369,7 +371,9 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     offloads = keys.get("model.fsdp_config.offload_params", False)
     if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
         settings["strategy.cpu_offload"] = True
-    keys.refuse("ulysses_sequence_parallel_size", "Ulysses of verl's under FSDP", 1)
+    context = keys.count("ulysses_sequence_parallel_size", 1)
+    if context > 1:
+        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
     rank = keys.get("model.lora_rank", 0)
     if rank > 0:
         targets = keys.get("model.target_modules", "all-linear")

@@ -17,7 +17,8 @@ from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
-from zsim.report.views.text.plain import Column, paragraph, shell, table
+from zsim.report.views.result import Column, ItemColumn, ResultTable, table_of
+from zsim.report.views.text.plain import paragraph, shell, table, text_table
 from zsim.report.views.text.sentences import headline
 from zsim.units import format_seconds
 from zsim.validated.features import Features
@@ -209,11 +210,7 @@ class Trust(Displayable):
         )
 
     def _nearest_lines(self) -> Iterator[str]:
-        columns = [
-            Column("run", is_left=True), Column("ratio"), Column("GPUs"), Column("GPU", is_left=True),
-            Column("strategy", is_left=True),
-        ]  # fmt: skip
-        yield from table(columns, [run_cells(run) for run in self.nearest])
+        yield from text_table(near_table(self.nearest))
         for label, words in self._common_features():
             yield from paragraph(words, first=f"{label}  ")
 
@@ -229,24 +226,27 @@ class Trust(Displayable):
         columns = [
             Column("critical path", is_left=True), Column("of step"), Column("its numbers", is_left=True),
         ]  # fmt: skip
-        yield from table(columns, [evidence_cells(item) for item in self.grounds])
+        yield from table(
+            columns, [(item.label, f"{item.step_fraction:.1%}", item.words) for item in self.grounds]
+        )
 
 
-def run_cells(near_run: NearRun) -> list[str]:
-    """The row of a validated run."""
-    features = near_run.run.features
-    return [
-        near_run.run.row_id,
-        f"{near_run.measured_over_predicted:.2f}",
-        f"{features.gpus:,}",
-        features.gpu,
-        features.strategy,
-    ]
+_NEAREST: tuple[ItemColumn[NearRun], ...] = (
+    ItemColumn("run", lambda near_run: near_run.run.row_id, is_left=True),
+    ItemColumn("ratio", lambda near_run: _format_ratio(near_run)),
+    ItemColumn("GPUs", lambda near_run: f"{near_run.run.features.gpus:,}"),
+    ItemColumn("GPU", lambda near_run: near_run.run.features.gpu, is_left=True),
+    ItemColumn("strategy", lambda near_run: near_run.run.features.strategy, is_left=True),
+)
 
 
-def evidence_cells(item: EvidenceItem) -> list[str]:
-    """The row of a part of the step."""
-    return [item.label, f"{item.step_fraction:.1%}", item.words]
+def _format_ratio(near_run: NearRun) -> str:
+    return f"{near_run.measured_over_predicted:.2f}"
+
+
+def near_table(runs: Sequence[NearRun]) -> ResultTable:
+    """A row for each validated run, the nearest first."""
+    return table_of("", _NEAREST, runs, "text")
 
 
 def trust_of(report: Report) -> Trust:
@@ -311,7 +311,7 @@ def errors_figure(trust: Trust) -> Figure:
         y=[near_run.run.row_id for near_run in trust.nearest],
         mode="markers", showlegend=False, marker={"color": TOTAL.color, "size": 10},
         hovertext=[
-            f"{near_run.run.source}, {near_run.run.settings.model}: {run_cells(near_run)[1]}"
+            f"{near_run.run.source}, {near_run.run.settings.model}: {_format_ratio(near_run)}"
             for near_run in trust.nearest
         ],
         hoverinfo="text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.arrays import unique
@@ -37,6 +38,8 @@ class Layout:
     """The cluster with only the types of nodes that the job is on, as all checks of GPUs see it."""
     runs_flash_2: bool
     """Whether FlashAttention-2 runs on any of the job's GPUs."""
+    notes: Sequence[str] = ()
+    """Notes on changes that the framework makes."""
 
     @property
     def replicas(self) -> int:
@@ -45,9 +48,9 @@ class Layout:
 
 
 def resolve_layout(
-    experiment: Experiment, model: ModelSpec, cluster: Cluster, placement: Placement, notes: list[str]
+    experiment: Experiment, model: ModelSpec, cluster: Cluster, placement: Placement
 ) -> Layout:
-    """The layout of `model`. Adds notes about what the framework changes to `notes`.
+    """The layout of `model`.
 
     Raises InputError for degrees that do not fit the ranks or the model, NotSimulatedError for what zsim
     lacks.
@@ -65,10 +68,16 @@ def resolve_layout(
     full_cluster = apply_attention(cluster, choices)
     parallelism = resolve_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
     extended = framework.extend_model(table, model, parallelism)
-    notes += extended.notes
     job_cluster = _restrict_to_types(full_cluster, type_indices)
     return Layout(
-        extended.model, requested, extended.parallelism, placement, full_cluster, job_cluster, has_flash_2
+        extended.model,
+        requested,
+        extended.parallelism,
+        placement,
+        full_cluster,
+        job_cluster,
+        has_flash_2,
+        extended.notes,
     )
 
 

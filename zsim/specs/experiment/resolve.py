@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.capture.settings import captured_notes, check_captured
@@ -117,10 +118,10 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
     model = library.model(experiment.model)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
-    notes = [*experiment.notes, *captured_notes(model)]
-    experiment = apply_software(experiment, cluster, notes)
+    experiment, software_notes = apply_software(experiment, cluster)
     table = experiment.strategy
-    layout = resolve_layout(experiment, model, cluster, placement, notes)
+    layout = resolve_layout(experiment, model, cluster, placement)
+    notes = [*experiment.notes, *captured_notes(model), *software_notes, *layout.notes]
     parallelism = layout.parallelism
     micro_batch_sizes = micro_batch_sizes_of(
         experiment.training.micro_batch_sizes,
@@ -139,7 +140,9 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
     notes += settings.notes
     layout = replace(layout, parallelism=parallelism)
     requested = training_of(table.kind).fill_training(requested, table, config, parallelism, layout.cluster)
-    training, model, expert_split = _resolve_trained_model(experiment, requested, layout, config, notes)
+    trained = _resolve_trained_model(experiment, requested, layout, config)
+    training, model, expert_split = trained.training, trained.model, trained.expert_split
+    notes += trained.notes
     check_tokens(training, parallelism)
     parallelism = _apply_expert_degrees(experiment, layout, expert_split, model, training, config)
     parallelism = resolve_context_masks(parallelism, model, training.sequence_length)
@@ -168,19 +171,25 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _TrainedModel:
+    """A model as it is trained."""
+
+    training: TrainingConfig
+    model: ModelSpec
+    expert_split: ExpertSplit
+    """The split of its routed experts, which says whose code runs them."""
+    notes: Sequence[str]
+    """Notes on assumptions, and on settings without effect."""
+
+
 def _resolve_trained_model(
-    experiment: Experiment,
-    requested: TrainingTable,
-    layout: Layout,
-    config: StrategyConfig | None,
-    notes: list[str],
-) -> tuple[TrainingConfig, ModelSpec, ExpertSplit]:
-    """The training that the experiment asks for, the model as it is trained, and the split of its routed
-    experts, which says whose code runs them.
-    """
+    experiment: Experiment, requested: TrainingTable, layout: Layout, config: StrategyConfig | None
+) -> _TrainedModel:
+    """The training that the experiment asks for, and the model as it is trained."""
     table, model, parallelism = experiment.strategy, layout.model, layout.parallelism
     optimizer = choose_optimizer(requested, table, config)
-    training = resolve_training(requested, model, layout.cluster, notes, optimizer.name)
+    training, training_notes = resolve_training(requested, model, layout.cluster, optimizer.name)
     training = replace(
         training,
         layer_kernels=layer_kernels_of(requested, table, parallelism),
@@ -188,23 +197,18 @@ def _resolve_trained_model(
         calls_engine=training_of(table.kind).has_engine_products(table),
     )
     check_reference(requested, table, config, parallelism)
-    notes += reference_notes(requested)
     expert_split = _split_experts(model, table, layout.requested_parallelism)
-    if runs_experts_one_by_one(model, requested, table, expert_split, notes):
+    is_unstacked, expert_notes = runs_experts_one_by_one(model, requested, table, expert_split)
+    if is_unstacked:
         model = unstack_experts(model)
     training = replace(training, has_fp32_stream=is_prepared(requested, table.kind, model))
-    model = apply_training(
-        model,
-        requested,
-        table,
-        training.precision,
-        parallelism,
-        expert_split,
-        notes,
-        config,
+    model, model_notes = apply_training(
+        model, requested, table, training.precision, parallelism, expert_split, config
     )
+    notes = [*training_notes, *reference_notes(requested), *expert_notes, *model_notes]
     if training.precision == "fp8":
-        fp8, model = resolve_fp8(requested, table, layout.cluster.gpu, model, notes)
+        fp8, model, fp8_notes = resolve_fp8(requested, table, layout.cluster.gpu, model)
+        notes += fp8_notes
         training = replace(training, fp8=fp8)
     recomputation = resolve_recomputation(
         experiment, requested, parallelism, len(model.blocks), training.attention
@@ -224,10 +228,12 @@ def _resolve_trained_model(
         batch = table, parallelism, *counts, config, expert_ranks
         if requested.lengths is not None:
             training = apply_lengths(training, requested.lengths, model, *batch)
-        training = apply_images(training, requested.images, model, batch_plan(training, *batch), notes)
+        plan = batch_plan(training, *batch)
+        training, image_notes = apply_images(training, requested.images, model, plan)
+        notes += image_notes
     check_stored_types(training, requested, table)
     check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
-    return training, model, expert_split
+    return _TrainedModel(training, model, expert_split, notes)
 
 
 def _split_experts(model: ModelSpec, table: StrategyTable, requested: ParallelismTable) -> ExpertSplit:

@@ -110,14 +110,14 @@ def unknown_hub_id(hub_id: str) -> str:
     if name := _presets_by_hub_id("_language_model_of").get(hub_id.lower()):
         return (
             f"model '{hub_id}' has towers besides its language model, and the local Hub cache does not hold "
-            f"it; expected its config.json, such as the one that `hf download {hub_id} config.json` prints, "
+            f"it; expected this id once `hf download {hub_id} config.json` has put its config.json there, "
             f"or its language model alone, the preset '{name}'"
         )
     hub_ids = [hub_id for ids in _hub_ids_of_presets().values() for hub_id in ids]
     return (
-        f"unknown model '{hub_id}': no preset has this Hub id, the local Hub cache does not hold it, and it "
-        f"is no path{did_you_mean(hub_id, hub_ids)}; expected a preset (`zsim presets` lists them) or the "
-        f"path of a config.json, such as the one that `hf download {hub_id} config.json` prints"
+        f"unknown model '{hub_id}': no preset has this Hub id, and the local Hub cache does not hold it"
+        f"{did_you_mean(hub_id, hub_ids)}; expected a preset (`zsim presets`), the path of a config.json, or "
+        f"this id once `hf download {hub_id} config.json` has put its config.json into the cache"
     )
 
 

@@ -22,23 +22,20 @@ from zsim.specs.model import hub_names
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families import (
     classic,
+    decoders,
     deepseek_v4,
     delta,
     encoders,
     gemma,
     gemma4,
     gpt,
-    grouped_query,
     kimi_linear,
-    latent,
     lfm,
-    llama,
     minimax,
     moe,
     moe_variants,
     nemotron_h,
     nope,
-    post_norm,
     sparse,
     state_spaces,
     t5,
@@ -74,9 +71,10 @@ _T5_NAMES = {
 _MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_experts",)}
 
 _FAMILIES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(llama.llama),
-    "mistral": ModelFamily(llama.mistral),
-    "mixtral": ModelFamily(moe.mixtral, _MOE_NAMES),
+    **{
+        name: ModelFamily(decoders.builder_of(facts), {key: tuple(v) for key, v in facts.aliases.items()})
+        for name, facts in decoders.decoders().items()
+    },
     "qwen": ModelFamily(variants.qwen),
     "qwen2": ModelFamily(variants.qwen2),
     "qwen3": ModelFamily(variants.qwen3),
@@ -84,19 +82,13 @@ _FAMILIES: dict[str, ModelFamily] = {
     "qwen2_5_vl_text": ModelFamily(variants.qwen2),
     "qwen3_vl_text": ModelFamily(variants.qwen3),
     "qwen3_vl_moe_text": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
+    "qwen2_5_omni_text": ModelFamily(variants.qwen2),
+    "qwen3_omni_moe_text": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
     "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
     "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
-    "deepseek_v2": ModelFamily(latent.deepseek_v2),
-    "deepseek_v3": ModelFamily(latent.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
-    "kimi_k2": ModelFamily(latent.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
     "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
     "olmoe": ModelFamily(moe_variants.olmoe, _MOE_NAMES),
-    "phimoe": ModelFamily(moe_variants.phimoe, _MOE_NAMES),
-    "granitemoe": ModelFamily(moe_variants.granitemoe, _MOE_NAMES),
-    "glm4_moe": ModelFamily(moe_variants.glm4_moe, {"n_routed_experts": ("num_local_experts",)}),
-    "glm4v_moe_text": ModelFamily(moe_variants.glm4v_moe, {"n_routed_experts": ("num_local_experts",)}),
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
-    "gemma": ModelFamily(gemma.gemma),
     "gemma2": ModelFamily(gemma.gemma2),
     "gemma3_text": ModelFamily(gemma.gemma3),
     "gemma4_text": ModelFamily(gemma4.gemma4),
@@ -134,17 +126,8 @@ _FAMILIES: dict[str, ModelFamily] = {
         },
     ),
     "opt": ModelFamily(classic.opt),
-    "nemotron": ModelFamily(grouped_query.nemotron),
-    "starcoder2": ModelFamily(grouped_query.starcoder2),
-    "granite": ModelFamily(variants.granite),
     "internlm3": ModelFamily(variants.internlm3, {"attention_bias": ("qkv_bias",), "mlp_bias": ("bias",)}),
-    "olmo2": ModelFamily(post_norm.olmo2),
-    "olmo3": ModelFamily(post_norm.olmo3),
-    "exaone4": ModelFamily(post_norm.exaone4),
-    "glm4": ModelFamily(post_norm.glm4),
-    "glm4v_text": ModelFamily(post_norm.glm4v),
     "smollm3": ModelFamily(nope.smollm3),
-    "cohere2": ModelFamily(nope.cohere2),
     "exaone": ModelFamily(nope.exaone, {"num_layers": ("num_hidden_layers",)}),
     "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
     "qwen3_5_text": ModelFamily(delta.qwen3_5),
@@ -224,9 +207,17 @@ class _Families(Mapping[str, ModelFamily]):
 FAMILIES: Mapping[str, ModelFamily] = _Families()
 
 _STATE_SPACES = "most of its layers are state spaces, of a kind that has no price in zsim"
+_RWKV = "its layers are RWKV's recurrence, which has no price in zsim"
 REFUSED_TYPES = {
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
+    "falcon_mamba": _STATE_SPACES,
+    "rwkv": _RWKV,
+    "rwkv7": _RWKV,
+    "zamba": "blocks of attention that several layers share have no plan in zsim",
+    "zamba2": "blocks of attention that several layers share, each with adapters, have no plan in zsim",
+    "phi4_multimodal": "its adapters by modality have no plan in zsim; its language model alone is a phi3",
+    "whisper": "an encoder of sound has no plan in zsim",
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture

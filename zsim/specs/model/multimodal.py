@@ -32,6 +32,8 @@ class MultimodalFamily:
     root: str = "model.language_model"
     """What the language model's `model` is in the whole model's parameters' names."""
     head: str = "lm_head"
+    tower_keys: tuple[str, ...] = ()
+    """Keys beside `vision_config` that are the projector's."""
 
 
 MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
@@ -51,11 +53,22 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
         qwen_towers.kimi_vl_tower, "deepseek_v3", "language_model.model", "language_model.lm_head"
     ),
     "internvl": MultimodalFamily(towers.internvit_tower, "qwen2"),
+    "mistral3": MultimodalFamily(
+        towers.pixtral_tower,
+        "mistral",
+        tower_keys=(
+            "spatial_merge_size",
+            "multimodal_projector_bias",
+            "vision_feature_layer",
+            "projector_hidden_act",
+        ),
+    ),
     "llama4": MultimodalFamily(
         towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
     ),
 }
 _TOWERS = ("vision_config", "audio_config", "vision_tower_config")
+_THINKER = "thinker_config"  # of Qwen's omni models, whose talker is not trained with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,9 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
     Raises NotSimulatedError for a tower of a type that zsim does not know, unless the file asks for its
     language model alone.
     """
+    if isinstance(thinker := config.get(_THINKER), dict):
+        asked_for = {key: config[key] for key in (TEXT_ONLY,) if key in config}
+        return split_config({**thinker, **asked_for}, name, f"{source}: {_THINKER}", known_types)
     model_type = str(config.get("model_type"))
     nested = config.get("text_config")
     family = MULTIMODAL_FAMILIES.get(model_type)
@@ -115,6 +131,8 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
     if config.get("vision_config", {}) is None:
         return ModelParts(text, where)
     vision = ConfigReader(config, name, source, model_type).nested("vision_config")
+    if family.tower_keys:
+        vision = vision.add_defaults(**{key: config[key] for key in family.tower_keys if key in config})
     return ModelParts(text, where, vision, family)
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zsim.report.views.text.plain import Column, markdown, named_columns, paragraph, table
+from zsim.report.views.result import Column
+from zsim.report.views.text.plain import markdown, named_columns, paragraph, table
 from zsim.study.measured.results import CheckResult, RowResult
 
 _MAX_REASONS = 12

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.report.views.result import Column
+from zsim.report.views.text.plain import paragraph, table
 from zsim.specs.prices import PRICES
 from zsim.study.rent.offer import Offer
 from zsim.study.rent.rent import Rents

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.meanings import BREAKDOWN, span_meaning
-from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.report.views.result import Column
+from zsim.report.views.text.plain import paragraph, table
 from zsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -8,14 +8,22 @@ from typing import Any
 from zsim.report.critical.causes import cause_meaning
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import Section, page
+from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
+from zsim.report.views.result import Section
 from zsim.study.scaling.runs import run_dict, run_section
 from zsim.study.scaling.scaling import EfficiencyChange, Scaling, ScalingPoint
-from zsim.study.scaling.text import MODES, WORTH_SAYING, explain_change, range_of_efficiency, sentences
+from zsim.study.scaling.text import (
+    MODES,
+    WORTH_SAYING,
+    explain_change,
+    point_table,
+    range_of_efficiency,
+    sentences,
+)
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.validation import format_range
-from zsim.validated.verdict import verdict_content, verdict_suffix
+from zsim.validated.verdict import verdict_content
 
 
 def scaling_page(scaling: Scaling) -> str:
@@ -30,31 +38,11 @@ def scaling_page(scaling: Scaling) -> str:
             ("causes", "What a token costs in GPU time, by what the end of the step waited for (the critical "
              "path); 100 % is its cost at the best point. What grows is what keeps it from scaling.",
              causes(scaling)),
-        ], ["GPUs", "nodes", "batch per GPU", "step", "80 %", "tokens/s", "of linear", "MFU", "GPU memory",
-            "mostly waiting for"], [_cells(scaling, point) for point in scaling.points]),
+        ], point_table(scaling, "page")),
         *run_section(scaling),
         Section("Room", [("memory", "Memory of the fullest GPU.", memory(scaling))]),
     ]  # fmt: skip
     return page(f"{scaling.title} | {MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling)))
-
-
-def _cells(scaling: Scaling, point: ScalingPoint) -> list[str]:
-    if point.error is not None:
-        return [f"{point.gpus:,}", *[""] * 8, point.error]
-    top = sorted(point.costs.items(), key=lambda item: -item[1])[:3]
-    total_cost = sum(point.costs.values()) or 1.0
-    return [
-        f"{point.gpus:,}",
-        f"{point.nodes:,}",
-        f"{point.micro_batch_size} x {point.gradient_accumulation_steps}",
-        format_seconds(point.step_seconds),
-        "" if point.step_seconds_range is None else format_range(point.step_seconds_range),
-        f"{point.tokens_per_second:,.0f}",
-        f"{scaling.efficiency(point) * 100:.1f} %",
-        "" if point.mfu_fraction is None else f"{point.mfu_fraction * 100:.1f} %",
-        format_bytes(point.gpu_peak_bytes) + verdict_suffix(point.verdict),
-        ", ".join(f"{cause_meaning(name).label} {cost / total_cost * 100:.0f} %" for name, cost in top),
-    ]
 
 
 def _axes(figure: Figure, scaling: Scaling, **y: Any) -> Figure:

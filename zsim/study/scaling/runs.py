@@ -7,9 +7,9 @@ from typing import Any
 
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import Section
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.report.views.result import Column, ResultTable, Section
+from zsim.report.views.text.plain import paragraph, table
 from zsim.study.scaling.scaling import Scaling, ScalingPoint
 from zsim.units import format_duration
 
@@ -47,14 +47,8 @@ def run_section(scaling: Scaling) -> list[Section]:
         ("days", "Days to the last token; dashed: if nothing were saved and nothing failed.",
          _days_figure(answers)),
     ]  # fmt: skip
-    return [
-        Section(
-            "Whole runs",
-            figures,
-            [column.title for column in _COLUMNS] + [""],
-            [[*_cells(point, answer), answer["run_error"] or ""] for point, answer in answers],
-        )
-    ]
+    rows = [[*_cells(point, answer), answer["run_error"] or ""] for point, answer in answers]
+    return [Section("Whole runs", figures, ResultTable("", [*_COLUMNS, Column("", is_left=True)], rows))]
 
 
 def run_dict(point: ScalingPoint) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from zsim.report.critical.causes import cause_meaning, cause_noun
-from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.report.views.result import Cell, ItemColumn, Medium, ResultTable, table_of
+from zsim.report.views.text.plain import paragraph, text_table
 from zsim.study.scaling.scaling import KNEE, EfficiencyChange, Scaling, ScalingPoint
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range
+from zsim.validated.validation import format_range
 
 MODES = {
     "weak": "weak scaling: the same batch on every GPU",
@@ -16,15 +20,13 @@ MODES = {
     "fill": "the micro-batch that fills the GPU",
 }
 WORTH_SAYING = 0.01  # relative to a token's cost
-_TITLES = ("GPUs", "batch", "step", "tokens/s", "linear", "MFU", "memory", "80 %")
-_COLUMNS = [Column(title) for title in _TITLES]
 
 
 def scaling_lines(scaling: Scaling) -> Iterator[str]:
     """The table, then the sentences."""
     yield scaling.title
     yield MODES[scaling.mode]
-    heading, *lines = table(_COLUMNS, [_cells(scaling, point) for point in scaling.points])
+    heading, *lines = text_table(point_table(scaling, "text"))
     yield heading
     for point, line in zip(scaling.points, lines, strict=True):
         yield from [line] if point.error is None else paragraph(f"{line} {point.error}", indent=8)
@@ -33,19 +35,45 @@ def scaling_lines(scaling: Scaling) -> Iterator[str]:
         yield from paragraph(sentence)
 
 
-def _cells(scaling: Scaling, point: ScalingPoint) -> list[str]:
-    if point.error is not None:
-        return [f"{point.gpus:,}"]
-    return [
-        f"{point.gpus:,}",
-        f"{point.micro_batch_size}x{point.gradient_accumulation_steps}",
-        format_seconds(point.step_seconds),
-        f"{point.tokens_per_second:,.0f}",
-        f"{scaling.efficiency(point) * 100:.1f}%",
-        "-" if point.mfu_fraction is None else f"{point.mfu_fraction * 100:.1f}%",
-        format_bytes(point.gpu_peak_bytes),
-        _format_range(point),
-    ]
+def point_table(scaling: Scaling, medium: Medium) -> ResultTable:
+    """A row for each number of GPUs. One without a step has its error in the page's last column."""
+    gpus: ItemColumn[ScalingPoint] = ItemColumn("GPUs", lambda point: f"{point.gpus:,}")
+    causes: ItemColumn[ScalingPoint] = ItemColumn(
+        "mostly waiting for", lambda point: point.error or _format_causes(point), is_left=True, where="page"
+    )
+    fields = [replace(field, cell=partial(_cell_of_run, field.cell)) for field in _fields(scaling)]
+    return table_of("", [gpus, *fields, causes], scaling.points, medium)
+
+
+def _cell_of_run(cell: Callable[[ScalingPoint], Cell], point: ScalingPoint) -> Cell:
+    return "" if point.error is not None else cell(point)
+
+
+def _fields(scaling: Scaling) -> Sequence[ItemColumn[ScalingPoint]]:
+    return (
+        ItemColumn("nodes", lambda point: f"{point.nodes:,}", where="page"),
+        ItemColumn("batch", lambda point: f"{point.micro_batch_size}x{point.gradient_accumulation_steps}"),
+        ItemColumn("step", lambda point: format_seconds(point.step_seconds)),
+        ItemColumn("80 %", _format_ends, where="page"),
+        ItemColumn("tokens/s", lambda point: f"{point.tokens_per_second:,.0f}"),
+        ItemColumn("linear", lambda point: f"{scaling.efficiency(point) * 100:.1f}%"),
+        ItemColumn(
+            "MFU", lambda point: "-" if point.mfu_fraction is None else f"{point.mfu_fraction * 100:.1f}%"
+        ),
+        ItemColumn("memory", lambda point: format_bytes(point.gpu_peak_bytes)),
+        ItemColumn("80 %", _format_range),
+    )
+
+
+def _format_causes(point: ScalingPoint) -> str:
+    """The three largest costs of a token."""
+    total_cost = sum(point.costs.values()) or 1.0
+    largest = sorted(point.costs.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{cause_meaning(name).label} {cost / total_cost * 100:.0f} %" for name, cost in largest)
+
+
+def _format_ends(point: ScalingPoint) -> str:
+    return "" if point.step_seconds_range is None else format_range(point.step_seconds_range)
 
 
 def _format_range(point: ScalingPoint) -> str:

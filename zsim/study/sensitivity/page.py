@@ -7,22 +7,17 @@ from typing import Any
 
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import Section, page
+from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN
+from zsim.report.views.result import ResultTable, Section, columns_of
 from zsim.study.sensitivity.requirements import Requirement
 from zsim.study.sensitivity.runs import RunSensitivity, run_bar_dict, run_bar_section
 from zsim.study.sensitivity.sensitivity import Sensitivity, SensitivityBar
-from zsim.study.sensitivity.text import format_changes, format_factors, format_number, is_idle
+from zsim.study.sensitivity.text import bar_table, is_idle
 from zsim.units import format_seconds
 
 _MAX_BARS = 18
 _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
-
-
-def _keys(bar: SensitivityBar) -> str:
-    """The first of the keys that were set."""
-    first, *other_keys = bar.variation.overrides[0]
-    return first + (f" and {len(other_keys)} more" if other_keys else "")
 
 
 def sensitivity_page(
@@ -39,24 +34,13 @@ def sensitivity_page(
     """
     caption = (
         f"The step's time with each number turned down and up, the others as they are; by {study.spread:.0%} "
-        "where the number's own spread is not known."
+        "where the number's own spread is not known (* where it is)."
     )
-    head = ["number", "kind", "value", "turned by (* its stated spread)", "step", "key"]
-    rows = [
-        [
-            bar.variation.name,
-            bar.variation.kind,
-            f"{format_number(bar)} {bar.variation.unit}",
-            format_factors(bar),
-            bar.error or format_changes(bar, study.step_seconds),
-            _keys(bar),
-        ]
-        for bar in study.bars
-    ]
-    sections = [Section("What the step depends on", [("tornado", caption, tornado(study))], head, rows)]
+    bars = bar_table(study.bars, study.step_seconds, "page")
+    sections = [Section("What the step depends on", [("tornado", caption, tornado(study))], bars)]
     if needs:
-        names = ["resource", "has", "needs", "step with plenty of it"]
-        table = [
+        columns = columns_of("resource", "has", "needs", "step with plenty of it")
+        rows = [
             [
                 f"{need.name}, {need.unit}".rstrip(", "),
                 f"{need.available:,.4g}",
@@ -65,8 +49,10 @@ def sensitivity_page(
             ]
             for need in needs
         ]
-        table += [[name, "", f"left out: {why}", ""] for name, why in (excluded or {}).items()]
-        sections.append(Section(f"What would have to be true for {target}", [], names, table))
+        rows += [[name, "", f"left out: {why}", ""] for name, why in (excluded or {}).items()]
+        sections.append(
+            Section(f"What would have to be true for {target}", table=ResultTable("", columns, rows))
+        )
     sections += [] if run_study is None else [run_bar_section(run_study)]
     summary = f"{format_seconds(study.step_seconds)} per step; most depends on {_largest_effects(study)}."
     return page(study.title, "sensitivity", sections, summary)

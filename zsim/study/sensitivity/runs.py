@@ -7,7 +7,7 @@ between saves is searched for, it moves as the closed form's best one does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from zsim.goodput.scenario import Cause, Saves, Scenario
 from zsim.goodput.search import best_interval, run_comparable, starting_interval
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import Section
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.report.views.result import Column, ResultTable, Section
+from zsim.report.views.text.plain import paragraph, text_table
 from zsim.specs.experiment.run.storage import resolve_storage
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_duration
@@ -304,10 +304,7 @@ def run_bar_lines(study: RunSensitivity) -> Iterator[str]:
         f"The run takes {study.days:.2f} days at {study.goodput_fraction * 100:.1f} % goodput"
     )
     moving = [bar for bar in study.bars if bar.swing(study.days) >= _WORTH_SAYING or bar.error]
-    yield from table(
-        _COLUMNS,
-        [[b.name, b.value, _change(b.low_days, study), _change(b.high_days, study)] for b in moving],
-    )
+    yield from text_table(_table(moving, study))
     best = max(
         ((study.days - days, bar.name, word) for bar in study.bars
          for word, days in (("halved", bar.low_days), ("doubled", bar.high_days)) if days is not None),
@@ -322,6 +319,11 @@ def run_bar_lines(study: RunSensitivity) -> Iterator[str]:
     for bar in moving:
         if bar.error is not None:
             yield from paragraph(f"{bar.name}: {bar.error}", indent=2)
+
+
+def _table(bars: Sequence[RunBar], study: RunSensitivity) -> ResultTable:
+    rows = [(b.name, b.value, _change(b.low_days, study), _change(b.high_days, study)) for b in bars]
+    return ResultTable("", _COLUMNS, rows)
 
 
 def _change(days: float | None, study: RunSensitivity) -> str:
@@ -347,11 +349,7 @@ def run_bar_section(study: RunSensitivity) -> Section:
     figure.update_xaxes(title_text=f"days more or less than {study.days:.2f}")
     figure.update_yaxes(automargin=True)
     caption = "Days of the whole run with each number halved and doubled, the others as they are."
-    rows = [[b.name, b.value, _change(b.low_days, study), _change(b.high_days, study)] for b in study.bars]
-    return Section(
-        "What the run depends on", [("run-tornado", caption, figure)],
-        ["number", "value", "halved, days", "doubled, days"], rows,
-    )  # fmt: skip
+    return Section("What the run depends on", [("run-tornado", caption, figure)], _table(study.bars, study))
 
 
 def run_bar_dict(study: RunSensitivity) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from zsim.report.views.text.plain import WIDTH, Column, paragraph, table
+from zsim.report.views.result import ItemColumn, Medium, ResultTable, table_of
+from zsim.report.views.text.plain import WIDTH, paragraph, text_table
 from zsim.study.sensitivity.requirements import Requirement
 from zsim.study.sensitivity.sensitivity import Sensitivity, SensitivityBar
 from zsim.units import format_seconds
 
 _WORTH_SAYING = 0.0005  # of the step
-_COLUMNS = [Column("", is_left=True), Column("value"), Column("turned, %"), Column("step, %")]
 
 
 def sensitivity_lines(study: Sensitivity) -> Iterator[str]:
@@ -30,18 +31,31 @@ def sensitivity_lines(study: Sensitivity) -> Iterator[str]:
 
 def _table(bars: Sequence[SensitivityBar], step_seconds: float) -> list[str]:
     """The table of the bars. Units keep their "per ..." if there is room."""
-    rows = [
-        (
-            bar.variation.name,
-            f"{format_number(bar)} {bar.variation.unit}".strip(),
-            format_factors(bar).replace(" %", ""),
-            format_changes(bar, step_seconds).removesuffix(" %"),
-        )
-        for bar in bars
+    values = bar_table(bars, step_seconds, "text")
+    lines = text_table(values)
+    if len(lines[0]) > WIDTH or any("..." in line for line in lines):
+        rows = [(name, str(number).split(" per ")[0], *cells) for name, number, *cells in values.rows]
+        lines = text_table(replace(values, rows=rows))
+    return lines
+
+
+def bar_table(bars: Sequence[SensitivityBar], step_seconds: float, medium: Medium) -> ResultTable:
+    """A row for each number that is turned down and up."""
+    fields: list[ItemColumn[SensitivityBar]] = [
+        ItemColumn("", lambda bar: bar.variation.name, is_left=True),
+        ItemColumn("kind", lambda bar: bar.variation.kind, is_left=True, where="page"),
+        ItemColumn("value", lambda bar: f"{_format_number(bar)} {bar.variation.unit}".strip()),
+        ItemColumn("turned, %", _format_factors),
+        ItemColumn("step, %", lambda bar: bar.error or _format_changes(bar, step_seconds)),
+        ItemColumn("key", _format_keys, is_left=True, where="page"),
     ]
-    if len(table(_COLUMNS, rows)[0]) > WIDTH or any("..." in line for line in table(_COLUMNS, rows)):
-        rows = [(name, number.split(" per ")[0], turns, steps) for name, number, turns, steps in rows]
-    return table(_COLUMNS, rows)
+    return table_of("", fields, bars, medium)
+
+
+def _format_keys(bar: SensitivityBar) -> str:
+    """The first of the keys that were set."""
+    first, *other_keys = bar.variation.overrides[0]
+    return first + (f" and {len(other_keys)} more" if other_keys else "")
 
 
 def requirement_lines(
@@ -71,18 +85,18 @@ def is_idle(bar: SensitivityBar, step_seconds: float) -> bool:
     return bar.error is None and bar.swing(step_seconds) < _WORTH_SAYING
 
 
-def format_number(bar: SensitivityBar) -> str:
+def _format_number(bar: SensitivityBar) -> str:
     """The varied number, without its unit."""
     return "" if bar.variation.value is None else f"{bar.variation.value:,.6g}"
 
 
-def format_factors(bar: SensitivityBar) -> str:
+def _format_factors(bar: SensitivityBar) -> str:
     """How far the number is turned down and up, in percent. A * marks a spread stated in its file."""
     low, high = (f"{(factor - 1) * 100:+.0f}" for factor in (bar.variation.low, bar.variation.high))
-    return f"{low}/{high} %" + ("*" if bar.variation.is_spread_stated else "")
+    return f"{low}/{high}" + ("*" if bar.variation.is_spread_stated else "")
 
 
-def format_changes(bar: SensitivityBar, step_seconds: float) -> str:
+def _format_changes(bar: SensitivityBar, step_seconds: float) -> str:
     """The change of the step in percent, with the number turned down and up. A "-" marks an invalid
     experiment.
     """
@@ -90,4 +104,4 @@ def format_changes(bar: SensitivityBar, step_seconds: float) -> str:
         "-" if seconds is None else f"{(seconds / step_seconds - 1) * 100:+.1f}"
         for seconds in (bar.low_seconds, bar.high_seconds)
     ]
-    return f"{cells[0]}/{cells[1]} %"
+    return f"{cells[0]}/{cells[1]}"

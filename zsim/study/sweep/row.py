@@ -7,7 +7,6 @@ import time
 import traceback
 from typing import Any
 
-from zsim import garbage_collection
 from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
@@ -27,17 +26,16 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
     point never ends a study."""
     simulator = simulator or Simulator()
     try:
-        with garbage_collection.pause():
-            start_seconds = time.perf_counter()
-            if experiment.rl is not None:
-                row = rollout_row(experiment, simulator)
-                return {"identity": identity, "status": "ok", "error": None, "row": row}
-            job = simulator.job(experiment)
-            step = simulator.step(job)
-            report = report_of_step(step, time.perf_counter() - start_seconds)
-            row = report_row(report, job)
-            if experiment.run is not None:
-                row |= run_columns(experiment, Result(job, step.outcome.plan, step.outcome.trace, report))
+        start_seconds = time.perf_counter()
+        if experiment.rl is not None:
+            row = rollout_row(experiment, simulator)
+            return {"identity": identity, "status": "ok", "error": None, "row": row}
+        job = simulator.job(experiment)
+        step = simulator.step(job)
+        report = report_of_step(step, time.perf_counter() - start_seconds)
+        row = report_row(report, job)
+        if experiment.run is not None:
+            row |= run_columns(experiment, Result(job, step, report))
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
     except Exception as error:  # a bug in zsim must cost one row, not the whole study

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.figure import script_json
-from zsim.report.views.html.page import Section, page, plot, render
+from zsim.report.views.html.page import page, plot, render
+from zsim.report.views.result import ResultTable, Section, columns_of, table_of
 from zsim.specs.cluster.files import load_cluster
 from zsim.study.topologies import figures
 from zsim.study.topologies.animation import (
@@ -19,7 +20,6 @@ from zsim.study.topologies.animation import (
 )
 from zsim.study.topologies.drawing import MAX_NODES
 from zsim.units import format_rate, format_seconds
-from zsim.validated.verdict import verdict_suffix
 
 if TYPE_CHECKING:
     from zsim.study.topologies.bench import CurvePoint
@@ -44,7 +44,9 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
             *([f"{kind} cables", f"{count:,}", ""] for kind, count in facts["cables"].items()),
         ]  # fmt: skip
         drawings = [(f"d{number}", _drawing_caption(facts), figures.fabric_figure(name, nodes))]
-        sections.append(Section(facts["description"], drawings, ["", "count", "each"], rows))
+        sections.append(
+            Section(facts["description"], drawings, ResultTable("", columns_of("", "count", "each"), rows))
+        )
     return page(title, _KICKER, sections)
 
 
@@ -64,8 +66,7 @@ def animation_page(animation: Animation, title: str) -> str:
 
 def comparison_page(rows: Sequence[TopologyComparison]) -> str:
     """A page that compares one experiment on several clusters."""
-    from zsim.study.topologies.routings import explain_routing
-    from zsim.study.topologies.text import ROUTING_HEAD, routing_cells, tie_sentences
+    from zsim.study.topologies.text import CLUSTER, FABRIC, ROUTING, STEP, tie_sentences
 
     labels = rows[0].report.labels
     best = min(rows, key=lambda row: row.report.step_seconds)
@@ -77,20 +78,17 @@ def comparison_page(rows: Sequence[TopologyComparison]) -> str:
             ("steps", "Every instant of the step, by what the compute stream does or waits for.",
              figures.breakdowns(rows)),
         ],
-        ["cluster", "step", "exposed communication", "tokens/s/GPU", "MFU", "switches", "cables",
-         "bisection"],
-        [_cells(row) for row in rows],
+        table_of("", (CLUSTER, *STEP, *FABRIC), rows, "page"),
     )  # fmt: skip
     drawings = [
         (f"d{number}", f"{row.cluster}, {_drawing_caption(row.facts)} {_load_sentence(row)}",
          figures.drawing_figure(row.drawing, load_cluster(row.file), row.line_loads))
         for number, row in enumerate(rows)
     ]  # fmt: skip
-    routed = [[*routing_cells(row), explain_routing(row.routing)] for row in rows]
     sections = [
         table,
-        Section("Routing: flows on all paths (ideal), or on one that a hash chooses (ECMP)", [],
-                [*ROUTING_HEAD, "why"], routed),
+        Section("Routing: flows on all paths (ideal), or on one that a hash chooses (ECMP)",
+                table=table_of("", (CLUSTER, *ROUTING), rows, "page")),
         Section("Links", [
             ("heat", "How busy the fullest link of each tier is over the step.", figures.heat_map(rows)),
             ("traffic", "Bytes that one GPU puts on each tier per step.", figures.traffic(rows)),
@@ -123,28 +121,17 @@ def curves_page(points: Sequence[CurvePoint]) -> str:
                 name, str(len(scored)), f"{(median_error(scored) or 0) * 100:.1f} %",
                 f"{worst.error * 100:+.0f} % at {worst.size_bytes / 2**20:g} MiB" if worst else "",
             ])  # fmt: skip
-        head = ["curve", "points from 64 KiB to 4 GiB", "median absolute error", "worst"]
+        columns = columns_of("curve", "points from 64 KiB to 4 GiB", "median absolute error", "worst")
         sections.append(
-            Section(cluster, [(f"c{number}", caption, figures.curves(cluster_points))], head, table)
+            Section(
+                cluster,
+                [(f"c{number}", caption, figures.curves(cluster_points))],
+                ResultTable("", columns, table),
+            )
         )
     total = median_error(points)
     summary = f"Median absolute error {total * 100:.1f} %." if total is not None else ""
     return page("Measured and simulated collectives", _KICKER, sections, summary)
-
-
-def _cells(row: TopologyComparison) -> list[str]:
-    report, cut = row.report, row.facts["bisection_bytes_per_second"]
-    tokens, mfu = report.tokens_per_second_per_gpu, report.mfu_fraction
-    return [
-        row.cluster + verdict_suffix(report.verdict),
-        format_seconds(report.step_seconds),
-        format_seconds(row.exposed_seconds),
-        f"{tokens:,.0f}" if tokens is not None else "",
-        f"{mfu * 100:.1f} %" if mfu is not None else "",
-        f"{row.facts['num_switches']:,}",
-        f"{row.facts['num_cables']:,}",
-        format_rate(cut) if cut is not None else "not computed",
-    ]
 
 
 def _drawing_caption(facts: dict[str, Any]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zsim.report.views.text.plain import Column, named_columns, paragraph, table, tables
+from zsim.report.views.result import Column, ItemColumn, ResultTable, table_of
+from zsim.report.views.text.plain import named_columns, paragraph, table, text_table
 from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
-from zsim.study.topologies.routings import NUM_DRAWS, explain_routing
+from zsim.study.topologies.routings import NUM_DRAWS, Routing, explain_routing
 from zsim.study.topologies.topologies import TopologyComparison
 from zsim.units import format_rate, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, is_ratio_significant
@@ -56,13 +56,12 @@ def comparison_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
     """The rows of `compare_topologies` as lines."""
     labels = rows[0].report.labels
     yield f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs"
-    for columns in (_STEP, _FABRIC):
-        cells = [[column.cell(row) for column in columns] for row in rows]
-        yield from tables(named_columns(*(column.title for column in columns)), cells)
+    for fields in (STEP, FABRIC):
+        yield from text_table(table_of("", (CLUSTER, *fields), rows, "text"), is_split=True)
     yield from paragraph(
         f"routing: ideal (even-split), and hashed (ECMP; median and p95 of {NUM_DRAWS} draws)", indent=2
     )
-    yield from tables(named_columns(*ROUTING_HEAD), [routing_cells(row) for row in rows])
+    yield from text_table(table_of("", (CLUSTER, *ROUTING), rows, "text"), is_split=True)
     clusters_by_text: dict[str, list[str]] = {}
     for row in rows:
         clusters_by_text.setdefault(explain_routing(row.routing), []).append(row.cluster)
@@ -94,7 +93,8 @@ def order_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
         for row in rows
         for order in sorted(row.orders, key=lambda mesh_order: mesh_order.step_seconds)
     ]
-    yield from tables(named_columns("cluster", "order", *axes, "step", ""), cells)
+    columns = named_columns("cluster", "order", *axes, "step", "")
+    yield from text_table(ResultTable("", columns, cells), is_split=True)
 
 
 def _format_nodes(nodes: int | None) -> str:
@@ -132,38 +132,36 @@ def _is_distinguishable(first: TopologyComparison, second: TopologyComparison) -
     return is_ratio_significant(*steps, kinds, is_shared=first.report.is_shared)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """One column of a table: its title, and its text for a cluster."""
-
-    title: str
-    cell: Callable[[TopologyComparison], str]
-
-
-_CLUSTER = _Cell("cluster", lambda row: row.cluster)
-_STEP = (
-    _CLUSTER,
-    _Cell("step", lambda row: format_seconds(row.report.step_seconds)),
-    _Cell("exposed", lambda row: format_seconds(row.exposed_seconds)),
-    _Cell("MFU", lambda row: _percent(row.report.mfu_fraction)),
-    _Cell("fullest", lambda row: _fullest(row)),
+CLUSTER: ItemColumn[TopologyComparison] = ItemColumn("cluster", lambda row: row.cluster, is_left=True)
+STEP: Sequence[ItemColumn[TopologyComparison]] = (
+    ItemColumn("step", lambda row: format_seconds(row.report.step_seconds)),
+    ItemColumn("exposed", lambda row: format_seconds(row.exposed_seconds)),
+    ItemColumn("tokens/s/GPU", lambda row: _count(row.report.tokens_per_second_per_gpu), where="page"),
+    ItemColumn("MFU", lambda row: _percent(row.report.mfu_fraction)),
+    ItemColumn("fullest", lambda row: _fullest(row)),
 )
-_FABRIC = (
-    _CLUSTER,
-    _Cell("switches", lambda row: f"{row.facts['num_switches']:,}"),
-    _Cell("cables", lambda row: f"{row.facts['num_cables']:,}"),
-    _Cell("bisection", lambda row: _rate(row.facts["bisection_bytes_per_second"])),
+FABRIC: Sequence[ItemColumn[TopologyComparison]] = (
+    ItemColumn("switches", lambda row: _count(row.facts["num_switches"])),
+    ItemColumn("cables", lambda row: _count(row.facts["num_cables"])),
+    ItemColumn("bisection", lambda row: _rate(row.facts["bisection_bytes_per_second"])),
 )
-ROUTING_HEAD = ["cluster", "as given", "ideal", "hashed", "hashed p95", "collectives"]
+ROUTING: Sequence[ItemColumn[TopologyComparison]] = (
+    ItemColumn("as given", lambda row: row.routing.configured),
+    ItemColumn("ideal", lambda row: format_seconds(row.routing.ideal_seconds)),
+    ItemColumn("hashed", lambda row: format_seconds(row.routing.hashed_seconds)),
+    ItemColumn("hashed p95", lambda row: format_seconds(row.routing.hashed_p95_seconds)),
+    ItemColumn("collectives", lambda row: _slowdowns(row.routing)),
+    ItemColumn("why", lambda row: explain_routing(row.routing), is_left=True, where="page"),
+)
 
 
-def routing_cells(row: TopologyComparison) -> list[str]:
-    """A cluster's cells under `ROUTING_HEAD`."""
-    routing = row.routing
-    steps = (routing.ideal_seconds, routing.hashed_seconds, routing.hashed_p95_seconds)
+def _slowdowns(routing: Routing) -> str:
     median, high = routing.slowdowns
-    slower = f"x{median:.2f}, x{high:.2f}" if high != 1 else "as ideal"
-    return [row.cluster, routing.configured, *(format_seconds(step) for step in steps), slower]
+    return f"x{median:.2f}, x{high:.2f}" if high != 1 else "as ideal"
+
+
+def _count(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.0f}"
 
 
 def _percent(fraction: float | None) -> str:

@@ -12,7 +12,7 @@ from zsim.engine.link_loads import link_loads
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, ZsimError
 from zsim.explain.report_of import report_of_step
-from zsim.explain.variants import step_variants
+from zsim.explain.sampled_micro_batches import full_variants
 from zsim.report.report import Report
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.resolve import resolve
@@ -174,7 +174,7 @@ def _compare_cluster(base: Experiment, name: str, gpus: int, scales: Sequence[fl
     job = resolve(_set_cluster(base, name, gpus))
     step = simulate_step(job)
     wall_seconds = time.perf_counter() - start_seconds
-    report = report_of_step(step, wall_seconds, step_variants(step.outcome))
+    report = report_of_step(step, wall_seconds, full_variants(step))
     topology_nodes = job.num_nodes
     scaling: dict[int, float] = {}
     for scale in scales:
@@ -202,7 +202,7 @@ def _compare_cluster(base: Experiment, name: str, gpus: int, scales: Sequence[fl
         routing=compare_routings(job, report.step_seconds),
         scaling=scaling,
         drawing=drawing,
-        line_loads=tuple(line_loads(drawing, link_loads(step.outcome, 1))[:, 0].tolist()),
+        line_loads=tuple(line_loads(drawing, link_loads(step.whole_outcome, 1))[:, 0].tolist()),
         orders=compare_orders(_set_cluster(base, name, gpus), job, report.step_seconds),
     )
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
-from zsim.report.views.html.page import Section, page
+from zsim.report.views.html.page import page
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION, TOTAL
-from zsim.study.differences import format_step_range
-from zsim.study.tune.config_mapping import script_changes
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.study.tune.evaluate import CandidateResult
 from zsim.study.tune.text import (
-    NEEDS_SCRIPT,
+    best_table,
     format_change,
     format_doubtful,
     format_step,
     label_of,
-    limits_of,
-    percent,
     subject,
     verdict,
-    verdict_notes,
 )
 from zsim.study.tune.tune import Tuning
 from zsim.units import format_bytes, format_seconds
@@ -29,15 +25,7 @@ _BEST = "#1B9E77"
 
 def tuning_page(tuning: Tuning) -> str:
     """The page as text. The same result gives the same bytes."""
-    best = Section(
-        "The best that fit",
-        head=["", "configuration", "step", "80 %", "tokens/s/GPU", "MFU", "GPU memory", "GPUs", "limited by"],
-        rows=[_cells(str(rank), measured, tuning.best[0]) for rank, measured in enumerate(tuning.best, 1)]
-        + ([_cells("given", tuning.given, tuning.best[0])] if tuning.given else [])
-        + (
-            [_cells("other numerics", tuning.other_numerics, tuning.best[0])] if tuning.other_numerics else []
-        ),
-    )
+    best = Section("The best that fit", table=best_table(tuning, "page"))
     caption = (
         "Every simulated configuration. Down and to the left is better; the line joins those that no other "
         "beats in both."
@@ -56,25 +44,12 @@ def tuning_page(tuning: Tuning) -> str:
             Section(
                 "What to change",
                 [("steps", "Each change on top of those above it, each simulated.", steps_figure(tuning))],
-                ["", "change", "step time"],
-                rows,
+                ResultTable("", columns_of("", Column("change", is_left=True), "step time"), rows),
             )
         )
     doubtful = format_doubtful(tuning) if tuning.doubtful else ""
     summary = ". ".join(part for part in (verdict(tuning), tuning.settled, doubtful) if part)
     return page(subject(tuning), "tune", sections, summary)
-
-
-def _cells(rank: str, measured: CandidateResult, best: CandidateResult) -> list[str]:
-    row = measured.row
-    mfu = "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"])
-    script_notes = [f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)]
-    limits = [limits_of(measured), *verdict_notes(measured), *script_notes]
-    return [
-        rank, label_of(measured), format_seconds(measured.seconds), format_step_range(row, best.row),
-        f"{row['tokens_per_second_per_gpu'] or 0:,.0f}", mfu, format_bytes(measured.gpu_bytes),
-        f"{measured.gpus:,}", "; ".join(limits),
-    ]  # fmt: skip
 
 
 def pareto_front(measured: list[CandidateResult]) -> list[CandidateResult]:

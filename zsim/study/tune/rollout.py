@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim import garbage_collection
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.report.views.displayable import Displayable
@@ -77,7 +76,7 @@ class RolloutTuning(Displayable):
     refused: Mapping[str, str]
     """Reasons of layouts that are no step, by their options."""
     count: int = 5
-    """Layouts that the text shows of each placement."""
+    """Splits and engines that the text shows of each placement."""
 
     @property
     def best(self) -> RolloutCandidate:
@@ -89,6 +88,14 @@ class RolloutTuning(Displayable):
 
     def _of(self, placement: str) -> list[RolloutCandidate]:
         return [candidate for candidate in self.candidates if candidate.placement == placement]
+
+    def _distinct(self, placement: str) -> list[RolloutCandidate]:
+        """The best layout of each split and engine, whatever its part of the memory."""
+        layouts: dict[tuple[int, int], RolloutCandidate] = {}
+        for candidate in self._of(placement):
+            job = candidate.result.job
+            layouts.setdefault((job.rollout_gpus, job.model.layout.gpus), candidate)
+        return list(layouts.values())
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `zsim tune` with `[rl]`."""
@@ -108,7 +115,7 @@ class RolloutTuning(Displayable):
         yield from paragraph(f"{self.headline()}.")
         yield ""
         placements = dict.fromkeys(candidate.placement for candidate in self.candidates)
-        shown = [candidate for placement in placements for candidate in self._of(placement)[: self.count]]
+        shown = [row for placement in placements for row in self._distinct(placement)[: self.count]]
         yield from table(
             named_columns(
                 "Placement",
@@ -153,9 +160,8 @@ def tune_rollout(
                 f"--keep {name}: expected one of {', '.join(AXES)} for an experiment with [rl]"
                 f"{did_you_mean(name, AXES)}"
             )
-    with garbage_collection.pause():
-        search = _Search(experiment, keep, simulator or Simulator())
-        search.run()
+    search = _Search(experiment, keep, simulator or Simulator())
+    search.run()
     if not any(candidate.result.fits for candidate in search.candidates):
         sentences = [f"{name}: {reason}" for name, reason in search.refused.items()]
         sentences += [remedy for candidate in search.candidates[:1] for remedy in candidate.result.remedies]

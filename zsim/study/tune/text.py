@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.report.views.result import ItemColumn, Medium, ResultTable, table_of
+from zsim.report.views.text.plain import paragraph, text_table
 from zsim.specs.experiment.labels import gpus_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
@@ -125,42 +126,62 @@ def limits_of(measured: CandidateResult) -> str:
     return ", ".join(f"{name} {share * 100:.0f} %" for name, share in largest_first if share >= 0.005)
 
 
-_COLUMNS = [Column(title) for title in ("", "step", "tokens/s/GPU", "MFU", "GPU memory", "GPUs")]
+_Ranked = tuple[str, str, CandidateResult]
+"""A configuration with its rank, or the mark in its place, and its label."""
+
+
+def _ranked(tuning: Tuning) -> list[_Ranked]:
+    """The best configurations, then the experiment's, and one with other numerics, where they are."""
+    ranked = [(str(rank), label_of(measured), measured) for rank, measured in enumerate(tuning.best, 1)]
+    if tuning.given is not None and all(m.candidate is not tuning.given.candidate for m in tuning.best):
+        ranked.append(("-", "as given", tuning.given))
+    if tuning.other_numerics is not None:
+        ranked.append(("*", other_numerics_label(tuning), tuning.other_numerics))
+    return ranked
+
+
+def best_table(tuning: Tuning, medium: Medium) -> ResultTable:
+    """A row for each of the best configurations and for the experiment's."""
+    best = tuning.best[0]
+    fields: list[ItemColumn[_Ranked]] = [
+        ItemColumn("", lambda entry: entry[0]),
+        ItemColumn("configuration", lambda entry: entry[1], is_left=True, where="page"),
+        ItemColumn("step", lambda entry: format_seconds(entry[2].seconds)),
+        ItemColumn(
+            "80 %", lambda entry: format_step_range(entry[2].row, best.row), is_left=True, where="page"
+        ),
+        ItemColumn("tokens/s/GPU", lambda entry: f"{entry[2].row['tokens_per_second_per_gpu'] or 0.0:,.0f}"),
+        ItemColumn("MFU", lambda entry: _format_mfu(entry[2].row["mfu_fraction"])),
+        ItemColumn("GPU memory", lambda entry: format_bytes(entry[2].gpu_bytes)),
+        ItemColumn("GPUs", lambda entry: f"{entry[2].gpus:,}"),
+        ItemColumn("limited by", lambda entry: "; ".join(_remarks(*entry)), is_left=True, where="page"),
+    ]
+    return table_of("", fields, _ranked(tuning), medium)
+
+
+def _format_mfu(fraction: float | None) -> str:
+    return "-" if fraction is None else percent(fraction)
+
+
+def _remarks(rank: str, _: str, measured: CandidateResult) -> Iterator[str]:
+    """The limits of a configuration, its run of days, its verdict, and the changes of the script for it."""
+    yield limits_of(measured)
+    if measured.days is not None:
+        yield format_days(measured.days)
+    yield from verdict_notes(measured)
+    if rank not in "-*":
+        yield from (f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate))
 
 
 def _table(tuning: Tuning) -> Iterator[str]:
-    """A row for each of the best configurations and for the experiment's. Below each stand its label and its
-    limits.
-    """
+    """The table. Below each row stand its label and its remarks."""
     best = tuning.best[0]
-    shown = [(str(rank), label_of(measured), measured) for rank, measured in enumerate(tuning.best, 1)]
-    if tuning.given is not None and all(m.candidate is not tuning.given.candidate for m in tuning.best):
-        shown.append(("-", "as given", tuning.given))
-    if tuning.other_numerics is not None:
-        shown.append(("*", other_numerics_label(tuning), tuning.other_numerics))
-    heading, *lines = table(_COLUMNS, [_cells(rank, measured) for rank, _, measured in shown])
+    heading, *lines = text_table(best_table(tuning, "text"))
     yield heading
-    for (rank, label, measured), line in zip(shown, lines, strict=True):
+    for (rank, label, measured), line in zip(_ranked(tuning), lines, strict=True):
         yield line
-        sentences = [label, format_step_range(measured.row, best.row), limits_of(measured)]
-        sentences += [format_days(measured.days)] if measured.days is not None else []
-        sentences += verdict_notes(measured)
-        if rank not in "-*":
-            sentences += [f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)]
-        for sentence in sentences:
+        for sentence in (label, format_step_range(measured.row, best.row), *_remarks(rank, label, measured)):
             yield from paragraph(sentence, first=4)
-
-
-def _cells(rank: str, measured: CandidateResult) -> list[str]:
-    row = measured.row
-    return [
-        rank,
-        format_seconds(measured.seconds),
-        f"{row['tokens_per_second_per_gpu'] or 0.0:,.0f}",
-        "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"]),
-        format_bytes(measured.gpu_bytes),
-        f"{measured.gpus:,}",
-    ]
 
 
 def other_numerics_label(tuning: Tuning) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from zsim.cost.inference.iteration import HostRates
@@ -163,6 +164,10 @@ class RlFramework:
     end before the update."""
     limits_prompts_in_flight: bool = False
     """At most as many prompts are under way at once as a step has, times the staleness that is allowed."""
+    reload_bandwidth: float = inf
+    """Bytes/s at which a colocated job's offloaded parameters come to the GPUs for each pass of the trainer,
+    and leave again. Infinite where they stay until the next rollout.
+    """
     recomputes_caches: bool = False
     """After new weights, the caches of responses that go on are computed again."""
     batching: Batching = "packed"

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
+import numpy as np
+
 from zsim.arrays import Ints
 from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, HostRates, IterationPricer, Speculation
 from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
@@ -70,7 +72,7 @@ class RlJob:
     enforces_eager: bool
     has_adapters: bool
     """The engine computes with adapters beside the weights."""
-    max_staleness: int
+    max_staleness: float
     continues_rollouts: bool
     """Responses go on over updates."""
     notes: tuple[str, ...]
@@ -105,7 +107,7 @@ class RlJob:
         """Prompts that are under way at once. None for as many as may be started."""
         if self.is_synchronous or not self.framework.limits_prompts_in_flight:
             return None
-        return self.table.prompts_per_step * self.max_staleness
+        return ceil(self.table.prompts_per_step * self.max_staleness)
 
     @property
     def deals_beforehand(self) -> bool:
@@ -269,9 +271,14 @@ class _Batching:
         self._longest = longest[framework.padding]
 
     def batch(self, lengths: Ints) -> PackedBatch:
-        """The micro-batches of samples of `lengths` tokens."""
+        """The micro-batches of samples of `lengths` tokens.
+
+        Those of a prompt are apart: they are shuffled (TRL f2cd5771 `shuffle_sequence_dict`, OpenRLHF
+        3c3be623 trainer/ray/ppo_actor.py) or dealt out by their length (verl `balance_batch`).
+        """
         if self.kind == "packed":
             return pack(lengths, self._replicas, self.max_tokens)
+        lengths = np.random.default_rng(0).permutation(lengths)
         if self.kind == "unpadded":
             return batch_by_count(lengths, self._replicas, self.size)
         return batch_padded(lengths, self._replicas, self.size, self._longest)
@@ -369,8 +376,8 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
         )
     if table.max_staleness and table.placement != "async":
         raise InputError(
-            f"rl.max_staleness: found {table.max_staleness} with placement '{table.placement}', where every "
-            "response is of the newest policy; expected 0, or placement 'async'"
+            f"rl.max_staleness: found {table.max_staleness:g} with placement '{table.placement}', where "
+            "every response is of the newest policy; expected 0, or placement 'async'"
         )
 
 
@@ -504,7 +511,7 @@ def _continues_rollouts(table: RlTable, framework: RlFramework) -> bool:
     return framework.continues_rollouts and table.placement == "async"
 
 
-def _staleness(table: RlTable) -> int:
+def _staleness(table: RlTable) -> float:
     if table.max_staleness is not None:
         return table.max_staleness
     return 1 if table.placement == "async" else 0

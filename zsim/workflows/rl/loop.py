@@ -5,7 +5,9 @@ a batch of b samples at most (n + v + 1) b have been started in all (AReaL 4aef9
 areal/infra/staleness_manager.py `get_capacity`). So n = 0 starts a batch when the version before it has been
 trained, and is the synchronous loop. Samples that were started under version v - n or before are at most one
 batch then, so that none gets older than n only if batches are trained on in the order in which they were
-started. That is how trajectories have the step they are for (NeMo-RL 7ea279ab algorithms/grpo.py).
+started. That is how trajectories have the step they are for (NeMo-RL 7ea279ab algorithms/grpo.py). A fraction
+n starts that part of the next batch's prompts, and the others with the next version (verl 1dda039b
+docs/advance/fully_async.md, `staleness_threshold`).
 
 [Note: prompts in flight] NeMo-RL starts a prompt only when fewer than a step's, times the staleness, are
 under way (0a27b1f4 nemo_rl/algorithms/async_utils.py). Prompts of the next batch take the places of those
@@ -141,7 +143,7 @@ class Loop:
         self._held: deque[PromptGroup] = deque()  # see [Note: prompts in flight]
         limit = job.max_prompts_in_flight
         self._places_left: float = inf if limit is None else max(1, round(self.part * limit))
-        self._num_groups = 0
+        self._num_groups = self._num_started = 0  # prompts drawn, and started
         self._num_requests = 0
         self._awaited = 0  # the batch that the trainer waits for
         self._enough = self.env.event()
@@ -184,7 +186,7 @@ class Loop:
 
     def start_samples(self) -> None:
         """Start as many samples as may still be trained on, see [Note: capacity]."""
-        while self.started < self.job.max_staleness + self.version + 1:
+        while self.started < ceil(self.job.max_staleness) + self.version + 1:
             self._start_batch()
             self.started += 1
 
@@ -205,10 +207,13 @@ class Loop:
         self._start_held()
 
     def _start_held(self) -> None:
-        """Start the prompts that have a place."""
+        """Start the prompts that have a place, and may still be trained on."""
         groups = []
-        while self._held and self._places_left > 0:
+        batches = inf if self.job.is_synchronous else self.job.max_staleness + self.version + 1
+        allowed = batches * max(1, round(self.part * self.job.started_prompts))
+        while self._held and self._places_left > 0 and self._num_started < allowed:
             group = self._held.popleft()
+            self._num_started += 1
             if not any(request.generated for request in group.requests):
                 group.version = self.version
             groups.append(group)
@@ -356,7 +361,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     """A steady step: of a loop whose steps are alike its only one, of others the mean of several."""
     loop = Loop(job, times)
     overlaps = not job.is_synchronous or (job.continues_rollouts and job.started_prompts > job.needed_prompts)
-    warm_up = _WARM_UP + job.max_staleness if overlaps else 0
+    warm_up = _WARM_UP + ceil(job.max_staleness) if overlaps else 0
     measured = _MEASURED if overlaps else 1
     process = loop.env.process(loop.train(warm_up + measured))
     results: list[LoopStep] = loop.env.run(until=process)  # type: ignore[assignment]

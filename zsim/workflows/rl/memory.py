@@ -1,11 +1,14 @@
-"""The memory of a GPU in each phase of an RL step.
+"""The memory of a GPU, and of a node's host, in each phase of an RL step.
 
 A colocated GPU holds the trainer's states and the engine's in turn. What the trainer does not offload stays
-beside the engine's share, and where both are more than the GPU has, the engine cannot start.
+beside the engine's share, and where both are more than the GPU has, the engine cannot start. What it offloads
+is page-locked memory of the host, and so are the weights of an engine that sleeps at level 1 (vLLM
+`CuMemAllocator.sleep`, which keeps a copy on the host for what it frees, and at level 2 none).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
@@ -22,7 +25,7 @@ STATES = ("parameters", "gradients", "optimizer_states")
 
 @dataclass(frozen=True, slots=True)
 class PhaseMemory:
-    """Bytes of the fullest GPU in a phase, by what they are for."""
+    """Bytes of a GPU, or of a node's host, in a phase, by what they are for."""
 
     by_category: Mapping[str, int]
 
@@ -64,6 +67,32 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     }
 
 
+def host_memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
+    """The host of a node that trains, in each phase: what the trainer has there in its update, and copies of
+    what leaves the GPUs."""
+    peaks = times.update.report.peaks
+    gpu, ranks = peaks["gpu"].at_total, min(job.training_gpus, job.cluster.gpus_per_node)
+    trainer = {name: int(size) for name, size in peaks["host"].at_total.items() if size}
+    if job.has_reference and job.table.reference != "resident" and not job.has_adapters:
+        trainer["reference"] = ranks * _shard_bytes(job, int(gpu.get("parameters", 0)))
+    offloads = job.offloads
+    states = ("optimizer_states",) * offloads.optimizer, ("parameters",) * offloads.parameters
+    optimizer, parameters = ({name: ranks * int(gpu.get(name, 0)) for name in names} for names in states)
+    asleep = {"rollout_weights": ranks * job.model.weight_bytes} if offloads.sleep_level == 1 else {}
+    return {
+        "rollout": PhaseMemory(_sum(trainer, optimizer, parameters)),
+        "training": PhaseMemory(_sum(trainer, asleep)),
+        "weight_sync": PhaseMemory(_sum(trainer, optimizer)),
+    }
+
+
+def _sum(*tables: Mapping[str, int]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for table in tables:
+        total.update(table)
+    return dict(total)
+
+
 def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
     """The trainer's states that stay on the GPU during the rollout."""
     kept: dict[str, int] = {}
@@ -77,14 +106,16 @@ def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
 
 
 def _reference_bytes(job: RlJob, parameter_bytes: int) -> int:
-    """A GPU's shard of a reference model that stays there in 16 bits, cut as the actor's parameters are.
-
-    With adapters the actor without them is the reference.
-    """
-    training = job.update_job.training
+    """A GPU's shard of a reference model that stays there. With adapters the actor without them is the
+    reference."""
     if job.table.reference != "resident" or not job.has_reference or job.has_adapters:
         return 0
-    stored_bytes = job.update_job.model.numel * DTYPE_BYTES[training.stored_dtype]
+    return _shard_bytes(job, parameter_bytes)
+
+
+def _shard_bytes(job: RlJob, parameter_bytes: int) -> int:
+    """A GPU's shard of a model in 16 bits, cut as the actor's parameters are."""
+    stored_bytes = job.update_job.model.numel * DTYPE_BYTES[job.update_job.training.stored_dtype]
     return round(TRAINED_BYTES * job.update_job.model.numel * min(1.0, parameter_bytes / stored_bytes))
 
 
@@ -103,6 +134,29 @@ def remedies(job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int) -> li
             sentences.append(
                 f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than a GPU can use: "
                 f"{', or '.join(switches)}"
+            )
+    return sentences
+
+
+def host_remedies(job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int) -> list[str]:
+    """Sentences that name the keys with which a node's host has room in each phase in which it has none."""
+    sentences = []
+    for name, phase in phases.items():
+        missing, kept = phase.total - capacity, phase.by_category
+        if missing > 0:
+            switches = [
+                words
+                for words, is_there in (
+                    ('rl.reference = "resident"', kept.get("reference")),
+                    ("rl.offload.sleep_level = 2", kept.get("rollout_weights")),
+                    ("rl.offload.optimizer = false", name != "training" and job.offloads.optimizer),
+                    ("rl.offload.parameters = false", name == "rollout" and job.offloads.parameters),
+                )
+                if is_there
+            ]
+            sentences.append(
+                f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than the host of a node has: "
+                f"{', or '.join(switches) or 'more nodes'}"
             )
     return sentences
 

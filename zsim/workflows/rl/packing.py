@@ -24,7 +24,7 @@ class PackedBatch:
     micro_batches: int
     """Micro-batches of every replica."""
     tokens: float
-    """Mean tokens of a micro-batch, over replicas."""
+    """Tokens of a micro-batch, in the mean."""
     total_tokens: int
     """Tokens of all replicas."""
     sample_tokens: float
@@ -51,11 +51,16 @@ def pack(lengths: Ints, replicas: int, max_tokens: int) -> PackedBatch:
 
 
 def batch_by_count(lengths: Ints, replicas: int, size: int) -> PackedBatch:
-    """Samples of `lengths` tokens on `replicas`, in micro-batches of `size` samples without padding."""
+    """Samples of `lengths` tokens on `replicas`, in micro-batches of `size` samples without padding.
+
+    As replicas wait for each other in every micro-batch, the one with most tokens of those that run at once
+    counts.
+    """
     total = int(lengths.sum())
-    count = _micro_batches(lengths, replicas, size)
+    slots = _slots(lengths, replicas, size)
     squares = float((lengths.astype(np.float64) ** 2).sum())
-    return PackedBatch(count, total / replicas / count, total, squares / total)
+    tokens = float(slots.sum(axis=2).max(axis=0).mean())
+    return PackedBatch(slots.shape[1], tokens, total, squares / total)
 
 
 def batch_padded(lengths: Ints, replicas: int, size: int, longest: int | None = None) -> PackedBatch:
@@ -64,18 +69,17 @@ def batch_padded(lengths: Ints, replicas: int, size: int, longest: int | None = 
     Without it each is padded to its own longest. As replicas wait for each other in every micro-batch, the
     longest of those that run at once counts.
     """
-    count = _micro_batches(lengths, replicas, size)
-    padded = float(longest or 0)
-    if longest is None:
-        slots = np.zeros(replicas * count * size, dtype=lengths.dtype)
-        slots[: len(lengths)] = lengths
-        padded = float(slots.reshape(replicas, count, size).max(axis=(0, 2)).mean())
-    return PackedBatch(count, size * padded, int(lengths.sum()), padded)
+    slots = _slots(lengths, replicas, size)
+    padded = float(longest or slots.max(axis=(0, 2)).mean())
+    return PackedBatch(slots.shape[1], size * padded, int(lengths.sum()), padded)
 
 
-def _micro_batches(lengths: Ints, replicas: int, size: int) -> int:
-    """Micro-batches of the replica with most samples."""
-    return ceil(ceil(len(lengths) / replicas) / size)
+def _slots(lengths: Ints, replicas: int, size: int) -> Ints:
+    """Samples by replica, micro-batch and place in it, 0 where there is none."""
+    count = ceil(ceil(len(lengths) / replicas) / size)
+    slots = np.zeros(replicas * count * size, dtype=lengths.dtype)
+    slots[: len(lengths)] = lengths
+    return slots.reshape(replicas, count, size)
 
 
 class _MicroBatches:

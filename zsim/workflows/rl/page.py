@@ -7,7 +7,8 @@ from typing import Any
 
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import Section, page
+from zsim.report.views.html.page import page
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.units import format_bytes, format_seconds
 from zsim.workflows.rl.result import RlResult
 from zsim.workflows.rollout.limits import BLOCK_TOKENS
@@ -17,6 +18,7 @@ _COLORS: Mapping[str, str] = {
     "training": "#D55E00", "weight_sync": "#F88805", "offload": "#D8A1B7", "reward": "#922862",
     "other": "#8A8F98",
 }  # fmt: skip
+_MEMORY = "a GPU", "a node's host", Column("verdict", is_left=True), Column("what a GPU has", is_left=True)
 _MICROSECONDS = 1e6
 _TRAINING, _ROLLOUT = 1, 2  # processes of the trace
 
@@ -29,7 +31,8 @@ def step_page(result: RlResult) -> str:
         if seconds
     ]
     memory = [
-        [name.replace("_", " "), format_bytes(phase.total), result.verdicts[name].word,
+        [name.replace("_", " "), format_bytes(phase.total),
+         format_bytes(result.host_memory[name].total), result.verdicts[name].word,
          ", ".join(f"{what.replace('_', ' ')} {format_bytes(size)}"
                    for what, size in phase.by_category.items() if size)]
         for name, phase in result.memory.items()
@@ -38,8 +41,7 @@ def step_page(result: RlResult) -> str:
         Section(
             "Phases",
             [("phases", "What the step waits for, one phase after the other.", _waterfall(result))],
-            ["phase", "time", "exposed"],
-            rows,
+            ResultTable("", columns_of("phase", "time", "exposed"), rows),
         ),
         Section(
             "Both sides over time",
@@ -50,7 +52,7 @@ def step_page(result: RlResult) -> str:
                 ("cache", "Caches of these replicas: GB in use on a GPU.", _caches(result)),
             ],
         ),
-        Section("Memory of a GPU", (), ["phase", "bytes", "verdict", "what"], memory),
+        Section("Memory", table=ResultTable("", columns_of("phase", *_MEMORY), memory)),
     ]  # fmt: skip
     low, high = map(format_seconds, result.step_seconds_range)
     summary = f"A step takes {format_seconds(result.step.seconds)}, {low} to {high} in 80 %."

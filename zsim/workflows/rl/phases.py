@@ -59,7 +59,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     """Simulate the trainer's update and passes, and price the rest."""
     step = simulate_step(job.update_job, simulate=simulator.outcome)
     report = report_of_step(step, 0.0)
-    update = Result(job.update_job, step.outcome.plan, step.outcome.trace, report)
+    update = Result(job.update_job, step, report)
     forward = 0.0
     if job.passes:
         forward = _seconds(job, job.update_job, simulator)
@@ -70,15 +70,15 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         critic_updates = job.updates * critic.seconds
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
-    extra = rates.phases
+    extra, reload = rates.phases, reload_seconds(job, update)
     reward = reward_seconds(job)
     if job.reward_job is not None:
         reward += simulate_step(job.reward_job, simulate=simulator.outcome, seconds_only=True).seconds
     return PhaseTimes(
         update,
-        job.updates * step.seconds + critic_updates + extra.get("training", 0.0),
-        forward + extra.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
-        forward + extra.get("reference", 0.0) if job.has_reference else 0.0,
+        job.updates * step.seconds + critic_updates + reload + extra.get("training", 0.0),
+        forward + reload + extra.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
+        forward + reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
         values + extra.get("values", 0.0) if values else 0.0,
         reward,
         sync_seconds(job),
@@ -91,6 +91,14 @@ def _seconds(job: RlJob, update_job: Job, simulator: Simulator) -> float:
     """Seconds of a pass without backward over all samples."""
     forward_job = packed_job(update_job, job.whole_pass, forward_only=True)
     return simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True).seconds
+
+
+def reload_seconds(job: RlJob, update: Result) -> float:
+    """Seconds that offloaded parameters take to the GPUs before a pass of the trainer and back behind it,
+    where the framework moves them for each."""
+    if not job.offloads.parameters:
+        return 0.0
+    return 2 * update.report.peaks["gpu"].by_category.get("parameters", 0) / job.framework.reload_bandwidth
 
 
 def reward_seconds(job: RlJob) -> float:

@@ -11,20 +11,29 @@ import numpy as np
 
 from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
+from zsim.report.energy import bill
 from zsim.report.views.displayable import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
-from zsim.report.views.text.run_cost import bill
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_bytes, format_gpus, format_seconds
 from zsim.validated.memory import MemoryErrors
+from zsim.validated.validation import format_range
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
 from zsim.workflows.rl.loop import RlStepTimes, run_loop
-from zsim.workflows.rl.memory import PhaseMemory, engine_bytes, memory_by_phase, remedies
+from zsim.workflows.rl.memory import (
+    PhaseMemory,
+    engine_bytes,
+    host_memory_by_phase,
+    host_remedies,
+    memory_by_phase,
+    remedies,
+)
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
+from zsim.workflows.rl.spread import STEP, phase_spread
 from zsim.workflows.rollout.limits import BLOCK_TOKENS
 
 PHASES = (
@@ -32,12 +41,7 @@ PHASES = (
 )  # fmt: skip
 
 _THOUSAND = 1000  # steps of a bill
-
-STEP_SPREAD = 1.41
-"""Factor within which a new step lies of what is simulated in 80 %, by the errors of the 13 published steps
-to which constants were fitted: the twelfth, in order (`python -m validation.rl.calibration`). Of 18 steps
-that nothing was fitted to 13 lie in it (docs/rl.md)."""
-
+_LONG_TAIL = 0.3  # of a rollout, and of a step
 
 _CERTAIN = MemoryErrors(np.empty(0), np.empty(0), 0, 0, 0.0, 0)
 """No errors: an engine fills what `gpu_memory_utilization` gives it."""
@@ -77,14 +81,24 @@ class RlResult(Displayable):
         """The fullest GPU of each phase."""
         return memory_by_phase(self.job, self.times)
 
+    @cached_property
+    def host_memory(self) -> Mapping[str, PhaseMemory]:
+        """A node's host in each phase."""
+        return host_memory_by_phase(self.job, self.times)
+
     @property
     def capacity_bytes(self) -> int:
         """Usable bytes of a GPU."""
         return usable_bytes(self.job.cluster)
 
+    @property
+    def host_capacity_bytes(self) -> int:
+        """Bytes of a node's host."""
+        return min(host.memory for host in self.job.cluster.hosts)
+
     @cached_property
     def verdicts(self) -> Mapping[str, Verdict]:
-        """The verdict on each phase. That on training counts the host and torch's allocator too."""
+        """The verdict on each phase. That on training counts torch's allocator too."""
         report = self.times.update.report
         features = None if report.validation is None else report.validation.features
         framework, is_mixture = ("", False) if features is None else (features.framework, features.is_mixture)
@@ -96,6 +110,10 @@ class RlResult(Displayable):
         verdicts["training"] = min(
             verdicts["training"], report.verdict, key=lambda verdict: verdict.probability
         )
+        for name, phase in self.host_memory.items():
+            if phase.total > self.host_capacity_bytes:
+                load = phase.total / self.host_capacity_bytes
+                verdicts[name] = verdict_of(load, framework, errors=_CERTAIN)
         return verdicts
 
     def _rollout_verdict(self, framework: str, is_mixture: bool) -> Verdict:
@@ -122,12 +140,23 @@ class RlResult(Displayable):
     @property
     def remedies(self) -> list[str]:
         """Sentences that name the keys with which the phases fit that do not."""
-        return remedies(self.job, self.memory, self.capacity_bytes)
+        return [
+            *remedies(self.job, self.memory, self.capacity_bytes),
+            *host_remedies(self.job, self.host_memory, self.host_capacity_bytes),
+        ]
 
     @property
     def step_seconds_range(self) -> tuple[float, float]:
-        """The interval about the step by the errors of published ones, see `STEP_SPREAD`."""
-        return self.step.seconds / STEP_SPREAD, self.step.seconds * STEP_SPREAD
+        """The interval about the step by the errors of published ones."""
+        return STEP.range_of(self.step.seconds)
+
+    @cached_property
+    def phases_seconds_range(self) -> dict[str, tuple[float, float]]:
+        """The intervals about the phases by the errors of published ones."""
+        return {
+            name: phase_spread(name, self.job.transport).range_of(seconds)
+            for name, seconds in self.phases_seconds.items()
+        }
 
     @property
     def _cache_bytes(self) -> int:
@@ -157,6 +186,7 @@ class RlResult(Displayable):
             "step_seconds": step.seconds,
             "step_seconds_range": self.step_seconds_range,
             "phases_seconds": self.phases_seconds,
+            "phases_seconds_range": self.phases_seconds_range,
             "exposed_seconds": self.exposed_seconds,
             "rollout": {
                 "tail_seconds": step.tail,
@@ -182,6 +212,7 @@ class RlResult(Displayable):
             "notes": list(self.job.notes),
             "remedies": self.remedies,
             "peak_bytes_by_phase": {name: phase.to_dict() for name, phase in self.memory.items()},
+            "host_bytes_by_phase": {name: phase.to_dict() for name, phase in self.host_memory.items()},
             "training": self.times.update.report.to_dict(),
         }
 
@@ -243,6 +274,7 @@ class RlResult(Displayable):
             [
                 name.replace("_", " "),
                 format_seconds(seconds),
+                format_range(self.phases_seconds_range[name]),
                 format_seconds(exposed),
                 f"{100 * exposed / step.seconds:.0f} %",
             ]
@@ -250,11 +282,11 @@ class RlResult(Displayable):
             for exposed in [self.exposed_seconds[name]]
             if seconds
         ]
-        yield from table(named_columns("Phase", "time", "exposed", "exposed of step"), shares)
+        yield from table(named_columns("Phase", "time", "in 80 %", "exposed", "exposed of step"), shares)
         yield ""
         yield from paragraph(
             f"The last tenth of the samples takes {format_seconds(step.tail)} of the rollout's "
-            f"{format_seconds(step.rollout)}. The rollout's GPUs run iterations in "
+            f"{format_seconds(step.rollout)}{_tail_advice(self)}. The rollout's GPUs run iterations in "
             f"{100 * step.busy_rollout:.0f} % of the time, the trainer's train in "
             f"{100 * step.busy_training:.0f} %."
         )
@@ -263,13 +295,14 @@ class RlResult(Displayable):
             [
                 name.replace("_", " "),
                 format_bytes(phase.total),
+                format_bytes(self.host_memory[name].total),
                 phase_verdict.word,
                 f"{100 * phase_verdict.probability:.0f} %",
             ]
             for name, phase in self.memory.items()
             for phase_verdict in [self.verdicts[name]]
         ]
-        yield from table(named_columns("Memory of a GPU", "bytes", "verdict", "likely"), rows)
+        yield from table(named_columns("Memory", "a GPU", "a node's host", "verdict", "likely"), rows)
         verdict = self.verdict
         yield from paragraph(
             f"{verdict.word.upper()}: a GPU has {format_bytes(self.capacity_bytes)} that can be used, "
@@ -284,6 +317,21 @@ class RlResult(Displayable):
             yield ""
         for note in job.notes:
             yield from paragraph(note, first="note: ", indent=2)
+
+
+def _tail_advice(result: RlResult) -> str:
+    """The keys that shorten a rollout that is mostly tail, and that the step waits for."""
+    step, table = result.step, result.job.table
+    if step.tail < _LONG_TAIL * step.rollout or step.exposed_rollout < _LONG_TAIL * step.seconds:
+        return ""
+    keys = ["a lower rl.lengths.max_response"]
+    if not result.job.is_synchronous:
+        keys.insert(0, "a higher rl.max_staleness")
+    elif table.environment.turns == 1:
+        keys.insert(0, "rl.over_sampling = 1.3")
+        if "async" in result.job.framework.placements:
+            keys.insert(1, 'rl.placement = "async"')
+    return f", which {' or '.join(keys)} would shorten, and more GPUs do not"
 
 
 def _mean_running(result: RlResult) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from zsim import garbage_collection
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.failure_rates import DAY
@@ -84,7 +83,6 @@ def _parts(experiment: Experiment) -> Iterator[tuple[float, Mapping[str, Any]]]:
     yield math.inf, {"rl.lengths.response.mean": growth.mean}
 
 
-@garbage_collection.pause()
 def _simulate(experiment: Experiment, simulator: Simulator) -> RlResult:
     return simulate_rl(experiment, simulator)
 

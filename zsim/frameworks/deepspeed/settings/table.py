@@ -34,7 +34,7 @@ class DeepSpeedTable(StrategyTable):
     )
     version: str = Field(default="0.19.8", description="the release whose behaviour and defaults apply")
     fetches_one_by_one: bool = Field(
-        default=False, description="stage 3 gathers parameters one after the other, as before 0.6"
+        default=False, description="stage 3 gathers parameters one after the other, none ahead, as before 0.6"
     )
 
     @field_validator("version", mode="before")

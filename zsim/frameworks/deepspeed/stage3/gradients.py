@@ -17,7 +17,10 @@ from zsim.frameworks.deepspeed.stage3.fetch_trace import trace_of
 from zsim.frameworks.deepspeed.stage3.offload import Zero3OffloadedStates
 from zsim.frameworks.deepspeed.stage3.parameter_store import ParameterStore
 from zsim.frameworks.deepspeed.stage3.super_offload import SuperOffloadedStates
-from zsim.frameworks.deepspeed.stage3.synchronized_gather import reduce_scatter_per_parameter
+from zsim.frameworks.deepspeed.stage3.synchronized_gather import (
+    all_reduce_bucket,
+    reduce_scatter_per_parameter,
+)
 from zsim.frameworks.deepspeed.zeropp.quantized_reduce import QuantizedReducer
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Group
@@ -171,6 +174,15 @@ class Zero3Gradients(DeepSpeedEngine):
             builder.collective("all_reduce", size, config.communication_dtype, group.name, stream=stream)
         elif self.quantized is not None:
             temporary_bytes = self.quantized.reduce(bucket.parameters)
+        elif self.world_size > 1 and config.fetches_one_by_one and not self.zero.contiguous_gradients:
+            temporary_bytes = all_reduce_bucket(
+                builder,
+                size,
+                bucket.num_tensors,
+                dtype=config.communication_dtype,
+                group=self.group.name,
+                stream=stream,
+            )
         elif self.world_size > 1 and config.fetches_one_by_one:
             builder.move("average bucket", size, size, stream=stream)
             reduce_scatter_per_parameter(

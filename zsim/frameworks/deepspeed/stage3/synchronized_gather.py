@@ -4,9 +4,16 @@ Transcribed from DeepSpeed 0.4.0 `runtime/zero/partition_parameters.py` (`_allga
 `_reduce_scatter_gradient`) and `stage3.py` (`_synchronize_communication`). Pull request 1453 of 0.6 gathers
 the parameters of one fetch together, and waits on events.
 
+# [Note: a trace one step off]
+From 0.3.14 on (pull request 867) a hook on the model resets the step of the trace after the model's own entry
+has been counted (`stage3.py`, `_pre_forward_hook`). No later module is then the one that the trace has at its
+step: `get_params_to_prefetch` fetches nothing ahead and `get_reuse_distance_in_numel` keeps nothing (issue
+1069). So no gather overlaps with a product, and a recomputed module is gathered again for its backward. It
+is so until 0.6. Only the two releases of stage 3 before, of March 2021, fetch ahead.
+
 # [Note: a synchronized device]
-Before every gather, and once a module's parameters are gathered, the host waits for all streams. So a gather
-overlaps with at most the one module that runs after its start, and every fetch waits for reductions.
+Before every gather, and once a module's parameters are gathered, the host waits for all streams. So every
+fetch waits for reductions.
 
 # [Note: a list of parts]
 `dist.all_gather` and `dist.reduce_scatter` take lists with a tensor for every rank. Python slices them, and
@@ -17,12 +24,17 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import fill_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, ZeroConfig
 from zsim.frameworks.deepspeed.stage3.coordinator import Fetch
 from zsim.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Group
+
+
+def without_trace(zero: ZeroConfig) -> ZeroConfig:
+    """The settings that act as DeepSpeed's do. See [Note: a trace one step off]."""
+    return zero.model_copy(update={"prefetch_bucket_size": 0, "max_reuse_distance": 0})
 
 
 class SynchronizedGatherer(Gatherer):
@@ -88,3 +100,17 @@ def reduce_scatter_per_parameter(
             "reduce_scatter", size, dtype, group, stream=stream, name=name, module=parameter.name
         )
         builder.free_when_done("buffers", size, done)
+
+
+def all_reduce_bucket(
+    builder: PlanBuilder, size: int, num_tensors: int, *, dtype: str, group: str, stream: str
+) -> int:
+    """buffered_reduce_fallback, without `contiguous_gradients`: the bucket of `size` bytes is flattened,
+    averaged and all-reduced, and copied back. Returns the bytes of the flattened copy.
+    """
+    builder.allocate("buffers", size)
+    builder.move("flatten bucket", size, size, stream=stream)
+    builder.move("average bucket", size, size, stream=stream)
+    builder.collective("all_reduce", size, dtype, group, stream=stream)
+    builder.move("copy bucket back", size, size, num_tensors, stream=stream)
+    return size

@@ -214,7 +214,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
     def pre_module(self, call: ModuleCall) -> None:
         """The hooks before modules outside of layers, and the layer's hook before its backward."""
-        enter_experts(self.builder, self.strategy, call)
+        enter_experts(self.builder, self.strategy, self.stage.parallelism, call)
         groups = self._groups_of(call)
         if self.builder.phase == "backward":
             self._enter_backward(groups)

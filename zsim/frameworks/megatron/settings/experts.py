@@ -15,6 +15,10 @@ from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 
 _KEY = "strategy.overlap_expert_parallel"
+ROUTING = "megatron_core_routing"
+"""The event of routing, and of dispatch or return by operators of torch."""
+FUSED_DISPATCH = "megatron_core_fused_dispatch"
+"""The event of dispatch or return by DeepEP's and HybridEP's few kernels, or after a graph."""
 
 
 def block_overhead(table: MegatronTable, has_core: bool) -> str | None:
@@ -48,11 +52,16 @@ def attention_overhead(table: MegatronTable, training: TrainingConfig, has_core:
 
 
 def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
-    """The events at a layer's router and at each of its two grouped products, forward and backward."""
+    """The events at a layer's router and at each of its two grouped products, forward and backward.
+
+    With a graph of `moe_preprocess` the operators before an all-to-all are in it.
+    """
     if not has_core or table.engine != "megatron" or not table.moe_grouped_gemm or table.cuda_graph:
         return None, None
-    name = "megatron_core_experts" if table.deterministic_mode else "megatron_core_routing"
-    return (None if "moe_router" in table.cuda_graph_modules else name), name
+    graphs = table.cuda_graph_modules
+    router = "megatron_core_experts" if table.deterministic_mode else ROUTING
+    dispatch = FUSED_DISPATCH if router == ROUTING and "moe_preprocess" in graphs else router
+    return (None if "moe_router" in graphs else router), dispatch
 
 
 def product_overhead(table: MegatronTable, has_core: bool) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from zsim.report.offload import OffloadSection
@@ -12,18 +10,7 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import SPANS
 from zsim.trace.drives import DIRECTIONS, DriveRates
-from zsim.units import format_bytes, format_seconds
-
-_MOVED = {
-    "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU work on memory", "nvme_read": "read from NVMe",
-    "nvme_write": "written to NVMe",
-}  # fmt: skip
-
-
-def stall_rows(report: Report, section: OffloadSection) -> Iterator[tuple[str, str, str]]:
-    """(cause, time, share of the step) of every cause."""
-    for cause, seconds in section.stall_seconds.items():
-        yield cause, format_seconds(seconds), f"{seconds / report.step_seconds * 100:.1f} %"
+from zsim.units import format_seconds
 
 
 def range_sentence(report: Report, section: OffloadSection) -> str:
@@ -40,21 +27,6 @@ def range_sentence(report: Report, section: OffloadSection) -> str:
     if report.validation is None:
         return f"{sentence}."
     return f"{sentence}; the step range (80 %) takes the file's numbers to be the machine's."
-
-
-def tier_rows(section: OffloadSection) -> Iterator[tuple[str, str, str]]:
-    """(tier, bytes of one rank and step, utilisation)."""
-    for row in section.tiers:
-        moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
-        yield row.tier, moved, f"{row.utilisation_fraction * 100:.1f} %"
-
-
-def moved_rows(section: OffloadSection) -> Iterator[tuple[str, str]]:
-    """(kind of work, bytes of one rank and step) of each kind, then page-locked bytes of a node."""
-    for kind, size in section.moved_bytes.items():
-        yield _MOVED[kind], format_bytes(size)
-    if section.pinned_bytes:
-        yield "page-locked on each node", format_bytes(section.pinned_bytes)
 
 
 def drive_timeline(rates: DriveRates, report: Report) -> Figure:

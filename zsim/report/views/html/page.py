@@ -7,11 +7,12 @@ import importlib.resources
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.figure import Figure
+from zsim.report.views.result import Bar, ResultTable, Section
 from zsim.resources import TEMPLATES
 from zsim.version import __version__
 
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
 
 _COMPRESSION = 6  # gzip's level: an eighth of a second; the next ones save nothing
 _URL = re.compile(r"https?://[^\s,;)\"'<>]+")
-
-
-@dataclass(frozen=True)
-class Section:
-    """A card of the page: figures as (id, caption, figure) with ids unique on the page, and a table below."""
-
-    title: str
-    figures: Sequence[tuple[str, str, Figure]] = ()
-    head: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +50,7 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["linked"] = _link_urls
+    environment.filters["without_bars"] = _without_bars
     return environment.get_template(template).render(
         version=__version__, plotly_js=Markup(_plotly_script()), **values
     )
@@ -80,12 +72,19 @@ def page(title: str, kicker: str, sections: Sequence[Section], summary: str = ""
         {
             "title": section.title,
             "figures": [plot(*figure) for figure in section.figures],
-            "head": section.head,
-            "rows": section.rows,
+            "table": section.table,
         }
         for section in sections
     ]
     return render("page.html.j2", title=title, kicker=kicker, sections=cards, summary=summary)
+
+
+def _without_bars(table: ResultTable) -> ResultTable:
+    """The table without its columns of bars."""
+    bars = {n for row in table.rows for n, cell in enumerate(row) if isinstance(cell, Bar)}
+    columns = [column for n, column in enumerate(table.columns) if n not in bars]
+    rows = [[cell for n, cell in enumerate(row) if n not in bars] for row in table.rows]
+    return replace(table, columns=columns, rows=rows)
 
 
 def _link_urls(text: str) -> Markup:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zsim.files import write_atomically
 from zsim.report.fit import fit_of, format_torch_memory, moment_notes
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.settings import sections
-from zsim.report.traffic import CollectiveRow, SentRow
-from zsim.report.trust.trust import MEASURE, TITLE, errors_figure, run_cells, trust_of
+from zsim.report.trust.trust import MEASURE, TITLE, errors_figure, near_table, trust_of
 from zsim.report.views.displayable import Figures
 from zsim.report.views.html import figures
 from zsim.report.views.html import offload as offload_page
@@ -20,17 +19,23 @@ from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import close_ups, stream_timeline
-from zsim.report.views.meanings import EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
-from zsim.report.views.text.irregular import irregular_tables
+from zsim.report.views.meanings import EVIDENCE
+from zsim.report.views.tables import (
+    breakdown_table,
+    collective_table,
+    cost_table,
+    irregular_tables,
+    memory_table,
+    moved_table,
+    offload_table,
+    percent,
+    sent_table,
+)
 from zsim.report.views.text.pipeline import parallel_tables
-from zsim.report.views.text.run_cost import HEADINGS, cost_rows
 from zsim.report.views.text.sentences import format_trust, headline
 from zsim.trace.drives import drive_rates
 from zsim.trace.trace import Trace
-from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
-
-if TYPE_CHECKING:
-    pass
+from zsim.units import GIGABYTES, format_bytes, format_flops, format_seconds
 
 DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe of a node"}
 
@@ -60,18 +65,12 @@ def html_report(report: Report, trace: Trace) -> str:
         memory=list(_memory(report, trace)),
         communication=list(_communication(report)),
         offload=_offload(report, trace),
-        breakdown_rows=[
-            (WHOLE_STEP[name], format_seconds(seconds), _percent(seconds / report.step_seconds))
-            for name, seconds in report.breakdown.seconds.items()
-            if seconds or name not in ("bubble", "data_loading")
-        ],
-        collective_rows=[_collective_row(row) for row in report.collectives],
+        breakdown=breakdown_table(report),
         irregular=list(irregular_tables(report)),
         parallel=_parallel(report),
-        sent_rows=[_sent_row(row) for row in report.sent],
+        sent=[table for table in (collective_table(report, "page"), sent_table(report)) if table.rows],
         believe=_trust_section(report),
-        cost_headings=HEADINGS,
-        cost_rows=list(cost_rows(report)),
+        cost=cost_table(report),
         experiment=sections(report.experiment),
         grades={grade: meaning.color for grade, meaning in EVIDENCE.items()},
         wall=format_seconds(report.simulation.wall_seconds),
@@ -137,16 +136,16 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
             mfu_text += f" {report.mfu_peak}, {format_flops(report.work.peak_flops_per_second or 0.0)}"
         hfu_text = "with recomputation"
         if report.work.is_much_masked:
-            mfu_text += f"; unmasked {_percent(report.masked_mfu_fraction)}"
-            hfu_text += f"; unmasked {_percent(report.masked_hfu_fraction)}"
-        yield "MFU", _percent(report.mfu_fraction), mfu_text
-        yield "HFU", _percent(report.hfu_fraction), hfu_text
-    capacity_text = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
+            mfu_text += f"; unmasked {percent(report.masked_mfu_fraction)}"
+            hfu_text += f"; unmasked {percent(report.masked_hfu_fraction)}"
+        yield "MFU", percent(report.mfu_fraction), mfu_text
+        yield "HFU", percent(report.hfu_fraction), hfu_text
+    capacity_text = f"of {format_bytes(capacity)}, {percent(peak / capacity)}" if capacity else "peak"
     if report.allocator is not None:
         capacity_text += f"; {format_torch_memory(report)}"
     yield "GPU memory", format_bytes(peak), capacity_text
     if report.overlap_fraction is not None:
-        yield "Overlap", _percent(report.overlap_fraction), "of communication under kernels"
+        yield "Overlap", percent(report.overlap_fraction), "of communication under kernels"
 
 
 def _tokens(report: Report) -> str:
@@ -173,11 +172,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
                 MEMORY_CAPTION,
                 figures.memory_timeline(usage, report, device),
             ),
-            "rows": [
-                (MEMORY[name], format_bytes(highest), format_bytes(peak.at_total[name]))
-                for name, highest in peak.by_category.items()
-                if highest and name in MEMORY
-            ],
+            "table": memory_table(report, device),
             "total": format_bytes(peak.total),
             "by_torch": format_torch_memory(report) if device == "gpu" else "",
         }
@@ -217,9 +212,8 @@ def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
         caption = "All ranks of the node together; over each request its mean rate."
         drives = plot("drives", caption, offload_page.drive_timeline(rates, report))
     return {
-        "stall": list(offload_page.stall_rows(report, section)),
-        "tiers": list(offload_page.tier_rows(section)),
-        "moved": list(offload_page.moved_rows(section)),
+        "table": offload_table(report, section),
+        "moved": moved_table(section),
         "drives": drives,
         "range": offload_page.range_sentence(report, section),
     }
@@ -236,34 +230,9 @@ def _trust_section(report: Report) -> dict[str, Any] | None:
         "found": trust,
         "ratio": MEASURE,
         "errors": plot("errors", caption, errors_figure(trust)),
-        "near": [run_cells(run) for run in trust.nearest],
+        "near": near_table(trust.nearest),
         "measure": [
             (trust.format_measurement(measurement), measurement.command, measurement.calibrate)
             for measurement in trust.measure
         ],
     }
-
-
-def _collective_row(row: CollectiveRow) -> tuple[str, ...]:
-    algorithm, bus = row.algorithm_bytes_per_second, row.bus_bytes_per_second
-    return (
-        span_meaning(row.kind).label,
-        f"{row.group or 'world'} ({row.group_size:,})",
-        f"{row.count:,}",
-        format_bytes(row.bytes),
-        row.dtype,
-        format_seconds(row.busy_seconds),
-        format_seconds(row.exposed_seconds),
-        "-" if algorithm is None else format_rate(algorithm),
-        "-" if bus is None else format_rate(bus),
-    )
-
-
-def _sent_row(row: SentRow) -> tuple[str, ...]:
-    sizes = row.intra_node_bytes_per_gpu, row.inter_node_bytes_per_gpu
-    group = f"{row.group} ({row.group_size:,})"
-    return (row.phase, span_meaning(row.kind).label, group, *(format_bytes(size) for size in sizes))
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction * 100:.1f} %"

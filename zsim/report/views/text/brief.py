@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.report.energy import bill
 from zsim.report.fit import breaking_sentence, fit_of
 from zsim.report.report import Report
 from zsim.report.views.text.plain import paragraph
-from zsim.report.views.text.run_cost import bill
 from zsim.units import format_bytes, format_seconds, format_tokens
 
 _BILLION = 1e9

@@ -9,7 +9,8 @@ from zsim.plan.memory.peaks import MemoryKey
 from zsim.plan.moments import JobMoment
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
 from zsim.report.views.meanings import MEMORY
-from zsim.report.views.text.plain import Column, named_columns, table
+from zsim.report.views.result import Column
+from zsim.report.views.text.plain import named_columns, table
 from zsim.units import GIGABYTES, format_bytes, format_seconds
 from zsim.validated.verdict import Verdict
 

@@ -10,7 +10,7 @@ from zsim.report.rank_map import RankMap, ranges
 from zsim.report.report import Report
 from zsim.report.traffic import group_rows
 from zsim.report.views.meanings import MEMORY
-from zsim.report.views.text.irregular import Row, TextTable
+from zsim.report.views.result import ResultTable, columns_of
 from zsim.units import format_bytes, format_seconds
 
 _MAX_RANKS = 16  # that a table lists one by one
@@ -24,7 +24,7 @@ SKETCH = (
 )
 
 
-def parallel_tables(report: Report) -> Iterator[TextTable]:
+def parallel_tables(report: Report) -> Iterator[ResultTable]:
     """The tables of a job with more than data parallelism. There are none for others."""
     section = report.pipeline
     if section is not None:
@@ -47,14 +47,14 @@ def _chosen(section: PipelineSection) -> list[PipelineRow]:
     return [row for row in rows if row.rank in ranks]
 
 
-def _stage_table(section: PipelineSection, rows: Sequence[PipelineRow]) -> TextTable:
+def _stage_table(section: PipelineSection, rows: Sequence[PipelineRow]) -> ResultTable:
     bubble = f"{section.bubble_fraction * 100:.1f} % bubble"
     title = f"Pipeline ranks: {bubble}, {section.micro_batches:,} micro-batches"
-    headings = ("rank", "layers", "busy", "bubble", "of the step", "GPU memory", "")
-    return TextTable(title, headings, [_stage_row(section, row) for row in rows])
+    columns = columns_of("rank", "layers", "busy", "bubble", "of the step", "GPU memory", "")
+    return ResultTable(title, columns, [_stage_row(section, row) for row in rows])
 
 
-def _stage_row(section: PipelineSection, row: PipelineRow) -> Row:
+def _stage_row(section: PipelineSection, row: PipelineRow) -> tuple[str, ...]:
     marks = [
         word
         for word, extreme in (("slowest", section.slowest), ("fullest", section.fullest))
@@ -77,11 +77,11 @@ _SHORT = {
 }  # fmt: skip
 
 
-def _memory_table(rows: Sequence[PipelineRow]) -> TextTable:
+def _memory_table(rows: Sequence[PipelineRow]) -> ResultTable:
     names = [name for name in MEMORY if any(row.peak.at_total.get(name) for row in rows)]
-    return TextTable(
+    return ResultTable(
         "Memory of pipeline ranks, GB",
-        ("rank", *(_SHORT[name] for name in names), "peak"),
+        columns_of("rank", *(_SHORT[name] for name in names), "peak"),
         [
             (
                 f"{row.rank}",
@@ -93,13 +93,12 @@ def _memory_table(rows: Sequence[PipelineRow]) -> TextTable:
     )
 
 
-def _group_table(report: Report) -> Iterator[TextTable]:
+def _group_table(report: Report) -> Iterator[ResultTable]:
     rows = group_rows(report.collectives)
     if rows:
-        headings = ("", "calls", "bytes", "busy", "exposed")
-        yield TextTable(
+        yield ResultTable(
             "Communication by group",
-            headings,
+            columns_of("", "calls", "bytes", "busy", "exposed"),
             [
                 (
                     row.group or "world",
@@ -113,9 +112,9 @@ def _group_table(report: Report) -> Iterator[TextTable]:
         )
 
 
-def _node_table(rank_map: RankMap) -> TextTable:
+def _node_table(rank_map: RankMap) -> ResultTable:
     """Coordinates of the ranks of the first nodes."""
-    rows: list[Row] = [
+    rows: list[tuple[str, ...]] = [
         (
             f"node {node.node}",
             f"{node.first_rank}-{node.first_rank + node.num_ranks - 1}",
@@ -126,7 +125,7 @@ def _node_table(rank_map: RankMap) -> TextTable:
     num_unlisted = rank_map.num_nodes - len(rows)
     if num_unlisted:
         rows.append((f"{num_unlisted:,} more", *("" for _ in range(1 + len(rank_map.shown_axes)))))
-    return TextTable("Ranks by node", ("", "ranks", *rank_map.shown_axes), rows)
+    return ResultTable("Ranks by node", columns_of("", "ranks", *rank_map.shown_axes), rows)
 
 
 def schedule_sketch(section: PipelineSection) -> list[str]:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from zsim.report.views.meanings import Meaning
+from zsim.report.views.result import Bar, Cell, Column, ResultTable
 
 WIDTH = 80
 _GAP = "  "
 _LEAST = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table: its heading, the alignment of its cells, and its minimum width."""
-
-    title: str
-    is_left: bool = False
-    min_width: int = 0
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -37,6 +30,22 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]
         ]
         lines.append(_GAP.join(cells).rstrip())
     return lines
+
+
+def text_table(values: ResultTable, *, is_split: bool = False) -> list[str]:
+    """The lines of a table, below its title if it has one.
+
+    If it `is_split`, columns without room follow below. Bars are left out.
+    """
+    rows = [[_text_of(cell) for cell in row] for row in values.rows]
+    lines = tables(values.columns, rows) if is_split else table(values.columns, rows)
+    return [*([values.title] if values.title else []), *lines]
+
+
+def _text_of(cell: Cell) -> str:
+    if isinstance(cell, Bar):
+        return ""
+    return cell.label if isinstance(cell, Meaning) else cell
 
 
 def tables(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -6,26 +6,35 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.report.fit import allocated_bytes, allocator_sentences, fit_of, moment_notes
-from zsim.report.offload import OffloadSection
+from zsim.report.fit import allocator_sentences, fit_of, moment_notes
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
-from zsim.report.views.meanings import DATA_LOADING, EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
-from zsim.report.views.text.irregular import TextTable, irregular_tables
+from zsim.report.views.meanings import EVIDENCE, Meaning
+from zsim.report.views.result import Bar, Cell, ResultTable
+from zsim.report.views.tables import (
+    breakdown_table,
+    collective_table,
+    cost_table,
+    irregular_tables,
+    memory_table,
+    offload_table,
+    percent,
+    sent_table,
+    traffic_table,
+)
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
 from zsim.report.views.text.plain import WIDTH
-from zsim.report.views.text.run_cost import HEADINGS, cost_rows
 from zsim.report.views.text.sentences import headline
-from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
+from zsim.units import GIGABYTES, format_flops, format_seconds
 from zsim.validated.validation import Validation, describe_unexplained, format_validation
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
 _BAR_CELLS = 28
-_MAX_COLLECTIVE_ROWS = 12
+_STYLES = {"total": "bold", "aside": "dim", None: None}
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -77,10 +86,10 @@ def report_lines(report: Report) -> Iterator[str]:
 def _screen(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     """The sections of the short report."""
     yield from _answers(report)
-    yield _breakdown(report, is_plain, is_full=False)
-    for text_table in irregular_tables(report):
-        yield _text_table(text_table)
-    yield _memory(report, "gpu", is_plain)
+    yield _table(breakdown_table(report, is_full=False), is_plain)
+    for table in irregular_tables(report):
+        yield _table(table, is_plain)
+    yield _table(memory_table(report, "gpu"), is_plain)
     if report.cost is not None:
         yield _cost(report)
 
@@ -109,26 +118,26 @@ def _sections(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
     yield from _answers(report)
-    yield _breakdown(report, is_plain)
-    for text_table in irregular_tables(report):
-        yield _text_table(text_table)
+    yield _table(breakdown_table(report), is_plain)
+    for table in irregular_tables(report):
+        yield _table(table, is_plain)
     if report.pipeline is not None and (lines := schedule_sketch(report.pipeline)):
         yield Text("\n".join(("The schedule by pipeline rank", *lines)))
         yield Text(SKETCH, style="dim")
-    for text_table in parallel_tables(report):
-        yield _text_table(text_table)
+    for table in parallel_tables(report):
+        yield _table(table, is_plain)
     for device in report.peaks:
         if report.peaks[device].total > 0:
-            yield _memory(report, device, is_plain)
+            yield _table(memory_table(report, device), is_plain)
     yield Text(f"{GIGABYTES}.", style="dim")
     if report.collectives:
-        yield _collectives(report)
+        yield _narrow_columns(_table(collective_table(report, "text"), is_plain))
     if report.traffic:
-        yield _traffic(report, is_plain)
+        yield _table(traffic_table(report), is_plain)
     if any(row.inter_node_bytes_per_gpu for row in report.sent):
-        yield _sent(report)
+        yield _table(sent_table(report), is_plain)
     if report.offload is not None:
-        yield _offload(report, report.offload, is_plain)
+        yield _table(offload_table(report, report.offload), is_plain)
         if report.offload.range_seconds is not None:
             yield Text(range_sentence(report, report.offload))
     if report.cost is not None:
@@ -144,14 +153,14 @@ def _fit(report: Report) -> Text:
     return Text.assemble((f"{fit.verdict.word.upper()}  ", style), fit.words)
 
 
-def _speed(report: Report) -> Table:
+def _speed(report: Report) -> RichTable:
     tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
     table = _grid()
-    mfu = f"{_percent(report.mfu_fraction)} {report.mfu_peak}".rstrip()
-    hfu = _percent(report.hfu_fraction)
+    mfu = f"{percent(report.mfu_fraction)} {report.mfu_peak}".rstrip()
+    hfu = percent(report.hfu_fraction)
     if report.work.is_much_masked and report.mfu_fraction is not None:
-        mfu += f" (unmasked {_percent(report.masked_mfu_fraction)})"
-        hfu += f" (unmasked {_percent(report.masked_hfu_fraction)})"
+        mfu += f" (unmasked {percent(report.masked_mfu_fraction)})"
+        hfu += f" (unmasked {percent(report.masked_hfu_fraction)})"
     table.add_row("step", format_seconds(report.step_seconds), "MFU", mfu)
     table.add_row("tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", hfu)
     if report.allocator is not None and report.allocator.retries:
@@ -168,7 +177,7 @@ def _speed(report: Report) -> Table:
         "model FLOP/s/GPU",
         "-" if flops is None else format_flops(flops),
         "overlap",
-        _percent(report.overlap_fraction),
+        percent(report.overlap_fraction),
     )
     return _narrow_columns(table)
 
@@ -182,123 +191,6 @@ def _range(report: Report, validation: Validation) -> Text:
     if validation.extrapolates:
         text.append(f"\nextrapolates: {'; '.join(validation.extrapolates)}", style="yellow")
     return text
-
-
-def _breakdown(report: Report, is_plain: bool, *, is_full: bool = True) -> Table:
-    table = _table("Where the step goes", "", "time", "share", "")
-    for name, meaning in WHOLE_STEP.items():
-        seconds = report.breakdown.seconds.get(name, 0.0)
-        if not seconds and (not is_full or name in ("bubble", DATA_LOADING)):
-            continue
-        share = seconds / report.step_seconds
-        bar = _bar(share, meaning.terminal, is_plain)
-        table.add_row(meaning.label, format_seconds(seconds), _percent(share), bar)
-    return table
-
-
-def _text_table(text_table: TextTable) -> Table:
-    table = _table(text_table.title, *text_table.headings)
-    for row in text_table.rows:
-        table.add_row(*row)
-    return table
-
-
-def _memory(report: Report, device: str, is_plain: bool) -> Table:
-    peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
-    title = {"gpu": "GPU memory, fullest rank", "host": "Host memory, fullest node"}.get(
-        device, "NVMe, fullest node"
-    )
-    table = _table(title, "", "own peak", "at the peak", "")
-    scale = max(capacity or 0, peak.total)
-    for category, highest in peak.by_category.items():
-        if highest:
-            meaning = MEMORY.get(category)
-            peak_share = peak.at_total[category]
-            bar = _bar(peak_share / scale, meaning.terminal if meaning else "white", is_plain)
-            label = meaning.label if meaning else category
-            table.add_row(label, format_bytes(highest), format_bytes(peak_share), bar)
-    is_over = capacity is not None and peak.total > capacity
-    bar = _bar(peak.total / scale, "red" if is_over else "default", is_plain)
-    table.add_row("total", format_bytes(peak.total), format_bytes(peak.total), bar, style="bold")
-    pinned = report.offload.pinned_bytes if report.offload is not None else 0
-    if device == "host" and pinned:
-        table.add_row("of it page-locked", format_bytes(pinned), "", "", style="dim")
-    if capacity:
-        bar = _bar(capacity / scale, "default", is_plain)
-        table.add_row("capacity", "", format_bytes(capacity), bar, style="dim")
-    if device == "gpu" and report.allocator is not None:
-        row = report.allocator
-        limit_text = f"of {format_bytes(row.limit_bytes)}"
-        table.add_row("allocated by torch", "", format_bytes(allocated_bytes(report)), "", style="dim")
-        table.add_row("reserved by torch", format_bytes(row.reserved_bytes), limit_text, "", style="dim")
-    return table
-
-
-def _collectives(report: Report) -> Table:
-    table = _table("Collectives per rank and step", "", "calls", "tensor", "dtype", "busy", "bus bandwidth")
-    rows = report.collectives
-    if len(rows) > _MAX_COLLECTIVE_ROWS:
-        busiest = sorted(rows, key=lambda row: -row.busy_seconds)[:_MAX_COLLECTIVE_ROWS]
-        rows = tuple(row for row in rows if row in busiest)
-    for row in rows:
-        rate = row.bus_bytes_per_second
-        table.add_row(
-            f"{span_meaning(row.kind).label} ({row.group or 'world'}, {row.group_size})",
-            f"{row.count:,}",
-            format_bytes(row.bytes),
-            row.dtype,
-            format_seconds(row.busy_seconds),
-            "-" if rate is None else format_rate(rate),
-        )
-    unlisted = report.collectives[len(rows) :]
-    if unlisted:
-        busy = sum(row.busy_seconds for row in report.collectives) - sum(row.busy_seconds for row in rows)
-        table.add_row(
-            f"{len(unlisted)} more kinds and sizes", "", "", "", format_seconds(busy), "", style="dim"
-        )
-    return _narrow_columns(table)
-
-
-def _traffic(report: Report, is_plain: bool) -> Table:
-    table = _table("Traffic per GPU and step", "", "bytes", "utilisation", "")
-    for row in report.traffic:
-        utilisation = row.utilisation_fraction
-        bar = "" if utilisation is None else _bar(utilisation, "red", is_plain)
-        table.add_row(row.link_class, format_bytes(row.bytes_per_gpu), _percent(utilisation), bar)
-    return table
-
-
-def _sent(report: Report) -> Table:
-    table = _table("Sent per GPU and step", "", "within nodes", "between nodes")
-    for row in report.sent:
-        label = f"{row.phase} {span_meaning(row.kind).label} ({row.group}, {row.group_size})"
-        sizes = row.intra_node_bytes_per_gpu, row.inter_node_bytes_per_gpu
-        table.add_row(label, *(format_bytes(size) for size in sizes))
-    return table
-
-
-def _offload(report: Report, section: OffloadSection, is_plain: bool) -> Table:
-    """The stall by cause, then each tier's traffic."""
-    table = _table("Offloading per GPU and step", "", "stall, bytes", "of step, in use", "")
-    for cause, seconds in section.stall_seconds.items():
-        if seconds > 0:
-            share = seconds / report.step_seconds
-            table.add_row(
-                f"stall: {cause}", format_seconds(seconds), _percent(share), _bar(share, "magenta", is_plain)
-            )
-    for row in section.tiers:
-        moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
-        utilisation = row.utilisation_fraction
-        table.add_row(row.tier, moved, _percent(utilisation), _bar(utilisation, "red", is_plain))
-    return table
-
-
-def _cost(report: Report) -> Table:
-    table = _table("What training costs", *HEADINGS[:-1], "")
-    for row in cost_rows(report):
-        table.add_row(*row)
-    table.columns[0].no_wrap, table.columns[-1].style = True, "dim"
-    return table
 
 
 def _evidence(report: Report) -> Text:
@@ -327,26 +219,44 @@ def _bar(fraction: float, style: str, is_plain: bool) -> Text:
     return Text("█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip(), style=style)
 
 
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction * 100:.1f} %"
+def _table(table: ResultTable, is_plain: bool) -> RichTable:
+    """The table without lines. Only its first column wraps."""
+    from rich.table import Table as RichTable
 
-
-def _table(title: str, *headers: str) -> Table:
-    """A table without lines: the first column is text, the last one a bar, the rest are numbers."""
-    from rich.table import Table
-
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    shown = RichTable(
+        title=table.title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
     )
-    for index, header in enumerate(headers):
-        is_text = index == 0 or header == ""
-        table.add_column(
-            header, justify="left" if is_text else "right", no_wrap=index > 0, header_style="dim"
+    for index, column in enumerate(table.columns):
+        shown.add_column(
+            column.title,
+            justify="left" if column.is_left else "right",
+            no_wrap=index > 0,
+            header_style="dim",
         )
+    for index, row in enumerate(table.rows):
+        style = _STYLES.get(table.tones.get(index))
+        shown.add_row(*(_cell(cell, is_plain) for cell in row), style=style)
+    return shown
+
+
+def _cell(cell: Cell, is_plain: bool) -> Text | str:
+    if isinstance(cell, Bar):
+        return _bar(cell.fraction, cell.color, is_plain)
+    return cell.label if isinstance(cell, Meaning) else cell
+
+
+def _cost(report: Report) -> RichTable:
+    table = _table(cost_table(report), is_plain=True)
+    table.columns[0].no_wrap, table.columns[-1].style = True, "dim"
     return table
 
 
-def _narrow_columns(table: Table) -> Table:
+def _narrow_columns(table: RichTable) -> RichTable:
     """The table with one blank between columns where two make it wider than the page."""
     cells = ([str(column.header), *map(str, column.cells)] for column in table.columns)
     if sum(2 + max(map(len, column)) for column in cells) > WIDTH:
@@ -354,10 +264,10 @@ def _narrow_columns(table: Table) -> Table:
     return table
 
 
-def _grid() -> Table:
-    from rich.table import Table
+def _grid() -> RichTable:
+    from rich.table import Table as RichTable
 
-    table = Table.grid(padding=(0, 4, 0, 0))
+    table = RichTable.grid(padding=(0, 4, 0, 0))
     for style in ("dim", "bold", "dim", "bold"):
         table.add_column(style=style, no_wrap=True)
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import floor, sqrt
 from typing import Annotated, Literal
@@ -125,17 +126,16 @@ def apply_images(
     table: ImagesTable | None,
     model: ModelSpec,
     plan: BatchPlan,
-    notes: list[str],
-) -> TrainingConfig:
-    """The training with the images of a model that has a tower, and how its blocks are recomputed. Without
-    `[training.images]` a micro-batch has one smallest image, and `notes` get a sentence about it.
+) -> tuple[TrainingConfig, Sequence[str]]:
+    """The training with the images of a model that has a tower and how its blocks are recomputed, and notes
+    on the images. Without `[training.images]` a micro-batch has one smallest image.
 
     Raises InputError for images of a model without a tower, and for more tokens of images than a sequence
     has.
     """
     if model.tower is None:
         if table is None:
-            return training
+            return training, ()
         raise InputError(
             f"training.images: '{model.name}' has no vision tower; expected a multimodal config.json, or "
             "no images"
@@ -143,7 +143,7 @@ def apply_images(
     policy = None if table is None else table.activation_checkpointing
     training = replace(training, tower_checkpointing=policy or training.activation_checkpointing)
     if table is None:
-        return _use_dummies(training, model, model.tower, notes)
+        return _use_dummies(training, model, model.tower)
     if training.lengths is not None and training.lengths.slowest_over_mean > 1 and table.is_drawn:
         raise NotSimulatedError(
             "training.images: a number of images that is drawn, with training.lengths that differ by "
@@ -153,7 +153,7 @@ def apply_images(
     size = image_size(table, model)
     images = draw_images(table, size, plan)
     if not images.mean_per_sequence:
-        return _use_dummies(training, model, model.tower, notes)
+        return _use_dummies(training, model, model.tower)
     tokens = images.mean_per_sequence * size.tokens
     if tokens > training.sequence_length:
         raise InputError(
@@ -161,27 +161,26 @@ def apply_images(
             f"more than the {training.sequence_length:,} tokens of a sequence; expected fewer or smaller "
             "images, or a longer sequence_length"
         )
-    notes.append(
+    note = (
         f"images: {images.mean_per_sequence:,.3g} a sample, {size.tokens:,} tokens each ({tokens:,.0f} "
         f"of the {training.sequence_length:,} tokens of a sequence), {size.tiles * size.patches:,} "
         "patches each in the tower" + _imbalance(images)
     )
-    return replace(training, images=images)
+    return replace(training, images=images), (note,)
 
 
 def _use_dummies(
-    training: TrainingConfig, model: ModelSpec, tower: Tower, notes: list[str]
-) -> TrainingConfig:
+    training: TrainingConfig, model: ModelSpec, tower: Tower
+) -> tuple[TrainingConfig, Sequence[str]]:
     per_sequence = 1 / training.micro_batch_size
-    notes.append(
+    note = (
         f"the vision tower of '{model.name}' ({tower.numel / 1e6:,.0f} M parameters) is simulated "
         "without images: it runs on one smallest image in each micro-batch, as trainers do for samples "
         "of text; [training.images] says what samples have, and --set model.text_only=true leaves the "
         "tower out"
     )
-    return replace(
-        training, images=SampledImages(tower.rule.smallest, per_sequence, per_sequence, are_dummies=True)
-    )
+    images = SampledImages(tower.rule.smallest, per_sequence, per_sequence, are_dummies=True)
+    return replace(training, images=images), (note,)
 
 
 def _imbalance(images: SampledImages) -> str:

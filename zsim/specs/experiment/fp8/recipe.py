@@ -44,9 +44,9 @@ def infer_fp8_precision(table: TrainingTable) -> TrainingTable:
 
 
 def resolve_fp8(
-    table: TrainingTable, strategy: StrategyTable, gpu: Gpu, model: ModelSpec, notes: list[str]
-) -> tuple[Fp8, ModelSpec]:
-    """The recipe, and the model with its fp8 products marked.
+    table: TrainingTable, strategy: StrategyTable, gpu: Gpu, model: ModelSpec
+) -> tuple[Fp8, ModelSpec, Sequence[str]]:
+    """The recipe, the model with its fp8 products marked, and notes on what a GPU makes of the recipe.
 
     Raises InputError for a recipe that the GPU or the framework lacks.
     """
@@ -54,6 +54,7 @@ def resolve_fp8(
     recipe = table.fp8_recipe or framework.default_recipe(strategy)
     framework.check_recipe(recipe, table, strategy)
     _check_gpu(recipe, gpu)
+    notes = []
     if recipe == "block" and (gpu.compute_capability or 0.0) >= _MIN_CAPABILITIES["mxfp8"]:
         notes.append(
             f"fp8_recipe 'block': GPU '{gpu.name}' computes it as mxfp8, with scales that are its own"
@@ -68,7 +69,8 @@ def resolve_fp8(
         )
     fp8 = replace(framework.make_fp8(recipe, strategy), transposes=_transposes(gpu))
     fuses_norms = framework.fuses_norms(strategy)
-    return fp8, mark_fp8_layers(model, first_in_bf16=first, last_in_bf16=last, fuses_norms=fuses_norms)
+    model = mark_fp8_layers(model, first_in_bf16=first, last_in_bf16=last, fuses_norms=fuses_norms)
+    return fp8, model, notes
 
 
 def recipes_of(table: TrainingTable, strategy: StrategyTable, gpus: Sequence[Gpu]) -> list[Fp8Recipe]:

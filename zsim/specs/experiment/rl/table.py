@@ -183,9 +183,10 @@ class RlTable(StrictTable):
         description="log-probabilities of the policy that generated: by a pass of the trainer, the engine's, "
         "or none where every rollout is one update; left out: the framework's",
     )
-    max_staleness: Annotated[int, Field(ge=0, le=64, strict=True)] | None = Field(
+    max_staleness: Annotated[float, Field(ge=0, le=64, strict=True)] | None = Field(
         default=None,
-        description="steps that a response may be older than the policy it trains; left out: 0, with async 1",
+        description="steps that a response may be older than the policy it trains; a fraction is the part of "
+        "the next step's prompts that may be one step old; left out: 0, with async 1",
     )
     partial_rollout: StrictBool | None = Field(
         default=None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zsim.errors import InputError
 from zsim.specs.capture.settings import captured_length
 from zsim.specs.cluster.cluster import Cluster
@@ -26,14 +28,14 @@ def resolve_training(
     table: TrainingTable,
     model: ModelSpec,
     cluster: Cluster,
-    notes: list[str],
     optimizer: str,
-) -> TrainingConfig:
-    """The training of `table`, with the optimizer of that name.
+) -> tuple[TrainingConfig, Sequence[str]]:
+    """The training of `table`, with the optimizer of that name, and notes on settings without effect.
 
-    Adds notes about settings without effect to `notes`. Raises InputError for a precision that a GPU lacks
+    Raises InputError for a precision that a GPU lacks
     and for a sequence that the model cannot take.
     """
+    notes: list[str] = []
     precision = table.precision or cluster.default_precision
     gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
     if getattr(gpu.peak, precision) is None:
@@ -61,7 +63,7 @@ def resolve_training(
     if connections != DEFAULT_CONNECTIONS and gpu.vendor != "nvidia":
         notes.append(f"training.device_max_connections is CUDA's: without effect on GPU '{gpu.name}'")
         connections = DEFAULT_CONNECTIONS
-    return TrainingConfig(
+    training = TrainingConfig(
         sequence_length=length,
         micro_batch_size=table.micro_batch_size or 1,
         gradient_accumulation_steps=table.gradient_accumulation_steps or 1,
@@ -90,6 +92,7 @@ def resolve_training(
         reference=table.reference,
         reference_dtype=table.frozen_dtype or "",
     )
+    return training, notes
 
 
 def layer_kernels_of(

@@ -24,15 +24,15 @@ _PRESET = "software"
 _ATTENTION = "training.attention"
 
 
-def apply_software(experiment: Experiment, cluster: Cluster, notes: list[str]) -> Experiment:
-    """The experiment with the defaults of the releases that it names, and a note that lists them.
+def apply_software(experiment: Experiment, cluster: Cluster) -> tuple[Experiment, Sequence[str]]:
+    """The experiment with the defaults of the releases that it names, and notes that list them.
 
     Keys that are filled in do not count as set. Raises InputError for software that does not exist, for a
     year before or after all releases, and for software beside a strategy that does not run it.
     """
     requested = experiment.training.software
     if requested is None:
-        return experiment
+        return experiment, ()
     releases = _releases_of(requested, experiment)
     values: dict[str, Any] = {}
     for entry in preset_table(_PRESET)["default"]:
@@ -46,12 +46,12 @@ def apply_software(experiment: Experiment, cluster: Cluster, notes: list[str]) -
         f"{key} = {_toml(value)}" for key, value in values.items() if _setting(experiment, key) != value
     ]
     titles = ", ".join(f"{name} {release}" for name, release in releases.items())
-    notes.append(
+    note = (
         f"{_KEY}: {titles}, whose defaults are taken for what is left out: {', '.join(changed)}"
         if changed
         else f"{_KEY}: {titles}; nothing that this job leaves out has another default there"
     )
-    return _fill(experiment, values)
+    return _fill(experiment, values), (note,)
 
 
 def _releases_of(requested: str, experiment: Experiment) -> dict[str, str]:

@@ -15,6 +15,7 @@ embedding's weight nor what squeezes logits has a part in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,15 +57,15 @@ def apply_training(
     precision: Precision,
     parallelism: ParallelismConfig,
     experts: ExpertSplit,
-    notes: list[str],
     config: StrategyConfig | None = None,
-) -> ModelSpec:
-    """The model with adapters and frozen parameters. It is unchanged without them.
+) -> tuple[ModelSpec, Sequence[str]]:
+    """The model with adapters and frozen parameters, and notes on names that match nothing. It is unchanged
+    without them.
 
-    `experts` says whose code runs routed experts, and `config` is that of `FrameworkTraining`. Adds notes
-    about names that match nothing to `notes`. Raises InputError for impossible adapters, NotSimulatedError
-    for what zsim lacks.
+    `experts` says whose code runs routed experts, and `config` is that of `FrameworkTraining`. Raises
+    InputError for impossible adapters, NotSimulatedError for what zsim lacks.
     """
+    notes: list[str] = []
     lora, framework = table.lora, training_of(strategy.kind)
     if table.labels is not None:
         if not parallelism.is_trivial:
@@ -77,9 +78,10 @@ def apply_training(
         )
     if lora is None:
         if not table.frozen:
-            return model
+            return model, notes
         framework.check_partial_training("training.frozen", strategy, config, parallelism)
-        return freeze_parameters(model, FrozenParameters(table.frozen, stored_dtype=table.frozen_dtype or ""))
+        frozen = FrozenParameters(table.frozen, stored_dtype=table.frozen_dtype or "")
+        return freeze_parameters(model, frozen), notes
     framework.check_partial_training("training.lora", strategy, config, parallelism)
     lora = merge_adapter_config(lora)
     low = {"fp8": "bf16"}.get(precision, precision)
@@ -114,7 +116,7 @@ def apply_training(
         inputs_require_gradients=starts,
         patches_require_gradients=starts and framework.keeps_originals,
     )
-    return freeze_parameters(model, frozen)
+    return freeze_parameters(model, frozen), notes
 
 
 def _replace_head(model: ModelSpec, labels: int) -> ModelSpec:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from zsim.errors import InputError
 from zsim.specs.experiment.training.framework_training import training_of
@@ -22,12 +23,12 @@ NEWEST, LAST_OF_MODULES = "5.23", "4.57"
 
 
 def runs_experts_one_by_one(
-    model: ModelSpec, requested: TrainingTable, strategy: StrategyTable, split: ExpertSplit, notes: list[str]
-) -> bool:
-    """Whether every routed expert has modules of its own, as up to transformers 4.57.
+    model: ModelSpec, requested: TrainingTable, strategy: StrategyTable, split: ExpertSplit
+) -> tuple[bool, Sequence[str]]:
+    """Whether every routed expert has modules of its own, as up to transformers 4.57, and notes on what is
+    assumed of it.
 
-    If `training.transformers` is left out, the framework's release decides, else 5 is assumed. Adds the
-    assumption to `notes`.
+    If `training.transformers` is left out, the framework's release decides, else 5 is assumed.
 
     Raises InputError for a release that does not exist, and together with code that is not transformers'.
     """
@@ -37,33 +38,32 @@ def runs_experts_one_by_one(
     if "transformers" not in requested.model_fields_set and not has_transformers:
         release = None  # that of `training.software`, which runs other parts of the job
     if stacked_experts(model) is None:
-        notes += [f"{_KEY} is without effect: '{model.name}' has no routed experts"] if release else []
-        return False
+        notes = [f"{_KEY} is without effect: '{model.name}' has no routed experts"] if release else []
+        return False, notes
     if split.library != TRANSFORMERS:
         if release is None:
-            return False
+            return False, ()
         raise InputError(
             f"{_KEY}: found '{release}', but the routed experts of this job are run by the code of "
             f"'{split.library.name}'; expected it left out"
         )
     if not has_looped_form(model.family):
-        return False
+        return False, ()
     framework = training_of(strategy.kind)
     if number is not None:
-        notes += framework.single_expert_notes(strategy) if number < 5 else []
-        return number < 5
+        return number < 5, framework.single_expert_notes(strategy) if number < 5 else ()
     if reason := framework.transformers_4_reason(strategy):
-        notes.append(
+        note = (
             "routed experts are assumed to run one by one, each three linear layers, as in transformers 4: "
             f'{reason}; {_KEY} = "{NEWEST}" has them stacked'
         )
-        return True
-    notes.append(
+        return True, (note,)
+    note = (
         "routed experts are assumed to be stacked and to run together, as from transformers 5 on; up to "
         f"{LAST_OF_MODULES} each is three linear layers and they run one by one, which takes up to "
         f'several times as long: {_KEY} = "{LAST_OF_MODULES}"'
     )
-    return False
+    return False, (note,)
 
 
 def _major_release(release: str) -> int:

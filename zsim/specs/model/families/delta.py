@@ -26,6 +26,7 @@ from zsim.specs.model.families.llama import (
     build_unique_blocks,
     decoder,
     gated_mlp,
+    partial_rotary,
 )
 from zsim.specs.model.families.mixers import (
     FULL,
@@ -37,7 +38,6 @@ from zsim.specs.model.families.mixers import (
     separate_delta_layer,
 )
 from zsim.specs.model.families.moe import GATE_FIRST, registration_order, routed_mlp
-from zsim.specs.model.families.post_norm import partial_rotary
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 _NORM = "gemma_rms"  # its weight is added to one, in fp32

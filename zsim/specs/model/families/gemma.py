@@ -1,8 +1,7 @@
-"""Gemma 1 to 3: heads of a width of their own. From 2 on norms before and after attention and MLP, and
-windows.
+"""Gemma 2 and 3: heads of a width of their own, norms before and after attention and MLP, and windows.
 
-Names, shapes and defaults as in transformers 5.23 (`modeling_gemma.py`, `modeling_gemma2.py`,
-`modeling_gemma3.py` and their `configuration_*.py`).
+Names, shapes and defaults as in transformers 5.23 (`modeling_gemma2.py`, `modeling_gemma3.py` and their
+`configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -21,23 +20,10 @@ from zsim.specs.model.families.llama import (
     decoder,
     gated_mlp,
     layer_windows,
-    pre_norm_block,
 )
 from zsim.specs.model.spec import Block, ModelSpec
 
 _NORM = "gemma_rms"
-
-
-def gemma(config: ConfigReader) -> ModelSpec:
-    """Gemma 1 is Llama with wide heads, GELU and a tied head."""
-    shape = Shape.read(config, head_dim=256)
-    has_bias = config.boolean("attention_bias", False)
-    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
-    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, config.string("hidden_activation", "gelu_pytorch_tanh"))
-    block = pre_norm_block("GemmaDecoderLayer", shape, core, mlp, norm=_NORM)
-    return decoder(
-        config, shape, [block] * shape.layers, is_tied=True, max_positions=8192, norm=_NORM
-    )  # fmt: skip
 
 
 def gemma2(config: ConfigReader) -> ModelSpec:

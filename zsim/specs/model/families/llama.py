@@ -1,7 +1,7 @@
-"""Decoders of the Llama kind: RMSNorm, rotary positions, gated MLP. Llama, Mistral, and parts for others.
+"""Parts of decoders of the Llama kind: RMSNorm, rotary positions, gated MLP.
 
 Modules are in the order in which they run. Names, shapes and defaults are as in transformers 5.23
-(`modeling_llama.py`, `modeling_mistral.py` and their `configuration_*.py`).
+(`modeling_llama.py`, `configuration_llama.py`).
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Shape:
         kv_default: int | None = None,
         head_dim: int | None = None,
         act: str = "",
+        act_key: str = "hidden_act",
     ) -> Shape:
         """The dimensions in a file. `kv_default` and `head_dim` are the family's defaults, and None derives
         them from the heads.
@@ -76,7 +77,7 @@ class Shape:
             head_dim=explicit or config.head_dim(hidden, heads),
             vocab=config.integer("vocab_size"),
             dropout=config.fraction("attention_dropout", 0.0),
-            act=config.string("hidden_act", act or "silu"),
+            act=config.string(act_key, act or "silu"),
         )
 
 
@@ -209,21 +210,12 @@ def decoder(
     )
 
 
-def llama(config: ConfigReader) -> ModelSpec:
-    """Llama 1 to 3."""
-    shape = Shape.read(config)
-    has_bias = config.boolean("attention_bias", False)
-    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
-    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=config.boolean("mlp_bias", False))
-    block = pre_norm_block("LlamaDecoderLayer", shape, core, mlp)
-    return decoder(config, shape, [block] * shape.layers, max_positions=2048)
-
-
-def mistral(config: ConfigReader) -> ModelSpec:
-    """Mistral: 8 key/value heads and a window of 4096 unless the file says otherwise (null: no window)."""
-    shape = Shape.read(config, kv_default=8)
-    has_window = "sliding_window" not in config.values or config.values["sliding_window"] is not None
-    window = config.integer("sliding_window", 4096) if has_window else None
-    core = attention_modules(shape, window=window)
-    block = pre_norm_block("MistralDecoderLayer", shape, core)
-    return decoder(config, shape, [block] * shape.layers, max_positions=4096 * 32)
+def partial_rotary(config: ConfigReader, head_dim: int, default: float = 0.5) -> int | None:
+    """Features of a head that are rotated. None for all."""
+    rope = config.values.get("rope_parameters")
+    if isinstance(rope, dict):
+        default = rope.get("partial_rotary_factor", default)
+    factor = config.values.get("partial_rotary_factor", default)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
+        raise config.error(f"'partial_rotary_factor' is {factor!r}; expected a number above 0 up to 1")
+    return None if factor == 1 else int(head_dim * factor)

@@ -1,7 +1,7 @@
-"""Qwen, Qwen 2, Qwen 3, Phi 3, Granite and InternLM 3: variants of Llama's block.
+"""Qwen, Qwen 2, Qwen 3, Phi 3 and InternLM 3: variants of Llama's block.
 
 Names, shapes and defaults are as in transformers 5.23 (`modeling_qwen2.py`, `modeling_qwen3.py`,
-`modeling_phi3.py`, `modeling_granite.py`, `modular_internlm3.py` and their `configuration_*.py`). Qwen, which
+`modeling_phi3.py`, `modular_internlm3.py` and their `configuration_*.py`). Qwen, which
 is older, is as in the `modeling_qwen.py` that is published with its weights.
 """
 
@@ -147,16 +147,6 @@ def phi3(config: ConfigReader) -> ModelSpec:
         registration=("self_attn.o_proj", "self_attn.qkv_proj", "mlp.gate_up_proj", *REGISTRATION),
     )
     return decoder(config, shape, [block] * shape.layers, max_positions=4096)
-
-
-def granite(config: ConfigReader) -> ModelSpec:
-    """Branches, logits and embeddings multiplied by numbers."""
-    shape = Shape.read(config)
-    has_bias = config.boolean("attention_bias", False)
-    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
-    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=config.boolean("mlp_bias", False))
-    block = pre_norm_block("GraniteDecoderLayer", shape, core, mlp, scales=True)
-    return decoder(config, shape, [block] * shape.layers, max_positions=2048, scales_logits=True)
 
 
 def internlm3(config: ConfigReader) -> ModelSpec:

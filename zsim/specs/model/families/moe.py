@@ -1,8 +1,8 @@
-"""Mixture-of-experts decoders: Mixtral, Qwen 2 and 3 MoE, and parts for others.
+"""Qwen 2 and 3 MoE, and parts of other mixtures of experts.
 
 The routed experts are one module with two stacked weights, as transformers 5.23 registers them
-(`MixtralExperts` and its kin). Names, shapes and defaults are as in its `modeling_mixtral.py`,
-`modeling_qwen2_moe.py`, `modeling_qwen3_moe.py`.
+(`MixtralExperts` and its kin). Names, shapes and defaults are as in its `modeling_qwen2_moe.py`,
+`modeling_qwen3_moe.py`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,6 @@ _SHARED = tuple(
 )
 GATE_FIRST = ("mlp.gate", "mlp.experts", *_SHARED, "mlp.shared_expert_gate")
 EXPERTS_FIRST = ("mlp.experts", "mlp.gate", *_SHARED)
-
-
-def mixtral(config: ConfigReader) -> ModelSpec:
-    """Every MLP of Mixtral is routed. `intermediate_size` is the width of one expert."""
-    shape = Shape.read(config, kv_default=8)
-    num_experts, top_k = config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2)
-    window = config.optional_integer("sliding_window")
-    core = attention_modules(shape, window=window)
-    mlp = routed_mlp(config, shape.hidden, shape.ffn, num_experts, top_k)
-    block = pre_norm_block(
-        "MixtralDecoderLayer", shape, core, mlp, registration=registration_order(GATE_FIRST)
-    )
-    return decoder(config, shape, [block] * shape.layers, max_positions=4096 * 32)
 
 
 def qwen2_moe(config: ConfigReader) -> ModelSpec:
@@ -140,3 +127,16 @@ def registration_order(mlp: Sequence[str], attention: Sequence[str] = ()) -> tup
     dense = [name for name in REGISTRATION if name.startswith("mlp.")]
     norms = [name for name in REGISTRATION if "layernorm" in name]
     return (*first, *dense, *mlp, *norms)
+
+
+def dense_layers(config: ConfigReader, layers: int, first: int, last: int | None = None) -> frozenset[int]:
+    """Numbers of the layers without experts: those that `mlp_layer_types` calls dense, or without that key
+    the `first` ones and those after `last`.
+    """
+    kinds = config.strings("mlp_layer_types")
+    if not kinds:
+        end = layers if last is None else last + 1
+        return frozenset((*range(min(first, layers)), *range(end, layers)))
+    if len(kinds) != layers:
+        raise config.error(f"'mlp_layer_types' names {len(kinds)} layers; expected {layers}")
+    return frozenset(index for index, kind in enumerate(kinds) if kind == "dense")

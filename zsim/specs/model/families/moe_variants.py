@@ -1,8 +1,7 @@
-"""gpt-oss, OLMoE, Phi-3.5-MoE, Granite MoE, GLM-4.5 and Llama 4: routed experts in other blocks.
+"""gpt-oss, OLMoE and Llama 4: routed experts in other blocks.
 
 Names, shapes and defaults as in transformers 5.23 (`modeling_gpt_oss.py`, `modeling_olmoe.py`,
-`modeling_phimoe.py`, `modeling_granitemoe.py`, `modeling_glm4_moe.py`, `modeling_llama4.py` and their
-`configuration_*.py`).
+`modeling_llama4.py` and their `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -13,15 +12,8 @@ from zsim.operations.operation import Role
 from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
-    attention_mlp_block,
-    embedding,
-    language_model,
-    layer_norm,
     replace_op_fields,
-    residual,
-    set_registration,
 )
-from zsim.specs.model.families.latent import count_prediction_modules
 from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
@@ -32,9 +24,8 @@ from zsim.specs.model.families.llama import (
     layer_windows,
     pre_norm_block,
 )
-from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
+from zsim.specs.model.families.moe import registration_order, routed_mlp
 from zsim.specs.model.families.nope import rotary_layers
-from zsim.specs.model.families.post_norm import partial_rotary
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 
 
@@ -94,87 +85,6 @@ def olmoe(config: ConfigReader) -> ModelSpec:
     order = registration_order(("mlp.gate", "mlp.experts"))
     block = pre_norm_block("OlmoeDecoderLayer", shape, core, mlp, registration=order)
     return decoder(config, shape, [block] * shape.layers, max_positions=4096)
-
-
-def phimoe(config: ConfigReader) -> ModelSpec:
-    """LayerNorms, biases in attention and head. Its router's two masked softmaxes (SparseMixer) are taken as
-    one over the same few scores."""
-    shape = Shape.read(config)
-    hidden, has_bias = shape.hidden, config.boolean("attention_bias", False)
-    window = config.optional_integer("sliding_window")
-    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=window)
-    num_experts, top_k = config.integer("num_local_experts", 16), config.integer("num_experts_per_tok", 2)
-    mlp = routed_mlp(config, hidden, shape.ffn, num_experts, top_k, gate="mlp.router")
-    norms = layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)
-    adds = residual("self_attn.residual", hidden), residual("mlp.residual", hidden)
-    order = registration_order(("mlp.router", "mlp.experts"))
-    block = set_registration(attention_mlp_block("PhimoeDecoderLayer", norms, core, mlp, adds), *order)
-    return language_model(
-        config,
-        hidden,
-        [embedding("model.embed_tokens", shape.vocab, hidden)],
-        [block] * shape.layers,
-        config.integer("max_position_embeddings", 4096 * 32),
-        root="model.layers",
-        final=[layer_norm("model.norm", hidden)],
-        head_bias=config.boolean("lm_head_bias", False),
-    )
-
-
-def granitemoe(config: ConfigReader) -> ModelSpec:
-    """Granite's block with routed experts. Branches and logits are multiplied by numbers."""
-    shape = Shape.read(config)
-    has_bias = config.boolean("attention_bias", False)
-    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
-    num_experts, top_k = config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2)
-    root = "block_sparse_moe"
-    mlp = routed_mlp(config, shape.hidden, shape.ffn, num_experts, top_k, gate=f"{root}.router")
-    order = (*REGISTRATION, f"{root}.router", f"{root}.experts")
-    block = pre_norm_block("GraniteMoeDecoderLayer", shape, core, mlp, scales=True, registration=order)
-    return decoder(config, shape, [block] * shape.layers, max_positions=2048, scales_logits=True)
-
-
-def glm4_moe(config: ConfigReader) -> ModelSpec:
-    """GLM-4.5 and its Air have DeepSeek V3's router and shared experts with grouped queries.
-
-    Half of each head is rotated. `use_qk_norm` applies where the file says so.
-    """
-    shape = Shape.read(config, kv_default=8, head_dim=128)
-    has_bias = config.boolean("attention_bias", False)
-    norm = "each head" if config.boolean("use_qk_norm", False) else "none"
-    rotary_width = partial_rotary(config, shape.head_dim)
-    core = [
-        replace_op_fields(module, rotary_width=rotary_width) if module.role is Role.MIXER else module
-        for module in attention_modules(shape, qkv_bias=has_bias, qk_norm=norm)  # type: ignore[arg-type]
-    ]
-    width = config.integer("moe_intermediate_size", 1408)
-    num_experts, top_k = config.integer("n_routed_experts", 128), config.integer("num_experts_per_tok", 8)
-    choice = Router(
-        0, 0, 0, "sigmoid", config.integer("n_group", 1), config.integer("topk_group", 1),
-        in_fp32=True, has_choice_bias=True,
-    )  # fmt: skip
-    shared = width * config.integer("n_shared_experts", 1)
-    sparse = [
-        *routed_mlp(config, shape.hidden, width, num_experts, top_k, choice),
-        *gated_mlp("mlp.shared_experts", shape.hidden, shared, shape.act),
-    ]
-    order, kind = registration_order(EXPERTS_FIRST), "Glm4MoeDecoderLayer"
-    dense_block = pre_norm_block(kind, shape, core, registration=order)
-    sparse_block = pre_norm_block(kind, shape, core, sparse, registration=order)
-    first = min(config.integer("first_k_dense_replace", 1, minimum=0), shape.layers)
-    blocks = [dense_block] * first + [sparse_block] * (shape.layers - first)
-    model = decoder(config, shape, blocks, max_positions=131_072)
-    return count_prediction_modules(config, model, sparse_block)
-
-
-def glm4v_moe(config: ConfigReader) -> ModelSpec:
-    """The text models of GLM-4.5V and GLM-4.6V: GLM-4.5 Air with biases (`modeling_glm4v_moe.py`, 5.24)."""
-    return glm4_moe(
-        config.add_defaults(
-            vocab_size=151_424, hidden_size=4096, intermediate_size=10_944, num_hidden_layers=46,
-            num_attention_heads=96, attention_bias=True,
-        )
-    )  # fmt: skip
 
 
 def llama4(config: ConfigReader) -> ModelSpec:

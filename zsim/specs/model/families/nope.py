@@ -1,9 +1,8 @@
-"""SmolLM 3 and Cohere 2 (Command R7B and A), which have layers with and without rotary positions, and EXAONE
-3.
+"""SmolLM 3, which has layers with and without rotary positions, and EXAONE 3.
 
-Names, shapes and defaults are as in transformers 5.23 (`modeling_smollm3.py`, `modeling_cohere2.py` and their
-`configuration_*.py`). Those of EXAONE 3 are as in the `modeling_exaone.py` published with its weights, which
-transformers runs with `trust_remote_code`.
+Names, shapes and defaults are as in transformers 5.23 (`modeling_smollm3.py`, `configuration_smollm3.py`).
+Those of EXAONE 3 are as in the `modeling_exaone.py` published with its weights, which transformers runs with
+`trust_remote_code`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from zsim.specs.model.families.builders import (
     set_registration,
 )
 from zsim.specs.model.families.llama import (
-    REGISTRATION,
     Shape,
     attention_modules,
     build_unique_blocks,
@@ -30,7 +28,7 @@ from zsim.specs.model.families.llama import (
     layer_windows,
     pre_norm_block,
 )
-from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
+from zsim.specs.model.spec import Block, ModelSpec
 
 
 def rotary_layers(config: ConfigReader, layers: int) -> list[bool]:
@@ -64,46 +62,6 @@ def smollm3(config: ConfigReader) -> ModelSpec:
 
     blocks = build_unique_blocks(list(zip(windows, rotary, strict=True)), block)
     return decoder(config, shape, blocks, max_positions=32768, is_tied=True)
-
-
-def cohere2(config: ConfigReader) -> ModelSpec:
-    """Cohere 2 has attention and MLP in parallel on one norm, written out in fp32.
-
-    It has positions only where there is a window. Logits are multiplied by a number, and the head is tied.
-    """
-    shape = Shape.read(config)
-    hidden, has_bias = shape.hidden, config.boolean("attention_bias", False)
-    pattern = config.integer("sliding_window_pattern", 4)
-    window = config.integer("sliding_window", 4096)
-    local = [(index + 1) % pattern != 0 for index in range(shape.layers)]
-    windows = layer_windows(config, shape.layers, window, local)
-    mlp = gated_mlp("mlp", hidden, shape.ffn, shape.act)
-    mlp[0] = linear("mlp.gate_proj", hidden, shape.ffn, shares_input=True)
-
-    def block(layer_window: int | None) -> Block:
-        rotary = layer_window is not None
-        core = attention_modules(
-            shape, qkv_bias=has_bias, o_bias=has_bias, window=layer_window, rotary=rotary
-        )
-        adds = residual("self_attn.residual", hidden), residual("mlp.residual", hidden)
-        modules = (_cohere_norm("input_layernorm", hidden), *core, adds[0], *mlp, adds[1])
-        return set_registration(Block("Cohere2DecoderLayer", modules), *REGISTRATION)
-
-    return language_model(
-        config,
-        hidden,
-        [embedding("model.embed_tokens", shape.vocab, hidden)],
-        build_unique_blocks(windows, block),
-        config.integer("max_position_embeddings", 8192),
-        root="model.layers",
-        final=[_cohere_norm("model.norm", hidden)],
-        is_tied=True,
-        scales=True,
-    )
-
-
-def _cohere_norm(name: str, width: int) -> Module:
-    return Module(name, Norm(width, "cohere_layer"), (Parameter("weight", (width,)),))
 
 
 def exaone(config: ConfigReader) -> ModelSpec:

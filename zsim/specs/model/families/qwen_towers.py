@@ -110,6 +110,9 @@ def _qwen_tower(
 ) -> Tower:
     """Patches of two frames (an image is taken twice), the blocks, and a merger of squares of patches."""
     patch, merge = config.side("patch_size", patch), config.integer("spatial_merge_size", 2)
+    key = "hidden_size" if config.family == "qwen2_vl" else "out_hidden_size"
+    if (stated := config.optional_integer(key)) not in (None, width):
+        raise config.error(f"'{key}' is {stated:,}; expected {width:,}, the language model's hidden size")
     frames, is_qwen3 = config.integer("temporal_patch_size", 2), config.family.startswith("qwen3")
     merged = hidden * merge**2
     if is_qwen3:

@@ -23,7 +23,7 @@ from zsim.specs.model.families.llama import (
     gated_mlp,
     pre_norm_block,
 )
-from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
+from zsim.specs.model.families.moe import EXPERTS_FIRST, dense_layers, registration_order, routed_mlp
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 _FULL, _SHARED = "full", "shared"
@@ -83,14 +83,14 @@ def _model(
             "mlp.shared_experts", shape.hidden, width * config.integer("n_shared_experts", 1), shape.act
         ),
     ]
-    first = min(config.integer("first_k_dense_replace", 3, minimum=0), shape.layers)
+    dense = dense_layers(config, shape.layers, config.integer("first_k_dense_replace", 3, minimum=0))
     order = registration_order(EXPERTS_FIRST, (*LATENT, *_INDEXER))
 
     def block(layer: tuple[str, bool]) -> Block:
         core = _attention(config, shape, has_indexer=layer[0] == _FULL)
         return pre_norm_block(kind, shape, core, None if layer[1] else sparse, registration=order)
 
-    layers = [(indexer, index < first) for index, indexer in enumerate(indexers)]
+    layers = [(indexer, index in dense) for index, indexer in enumerate(indexers)]
     model = decoder(config, shape, build_unique_blocks(layers, block), max_positions=max_positions)
     return count_prediction_modules(config, model, block((_FULL, False)))
 

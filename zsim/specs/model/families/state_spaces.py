@@ -32,6 +32,7 @@ from zsim.specs.model.families.llama import (
     build_unique_blocks,
     decoder,
     gated_mlp,
+    partial_rotary,
 )
 from zsim.specs.model.families.mixers import (
     FULL,
@@ -42,7 +43,6 @@ from zsim.specs.model.families.mixers import (
     state_space_layer,
 )
 from zsim.specs.model.families.moe import routed_mlp
-from zsim.specs.model.families.post_norm import partial_rotary
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter
 
 _ATTENTION = tuple(name for name in REGISTRATION if name.startswith("self_attn."))

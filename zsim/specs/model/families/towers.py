@@ -1,7 +1,8 @@
-"""Vision towers on tiles and padded images: SigLIP (Gemma 3), Gemma 4's, InternViT and Llama 4's.
+"""Vision towers on tiles and padded images: SigLIP (Gemma 3), Gemma 4's, InternViT, Llama 4's and Pixtral's.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_siglip.py`, `modeling_gemma3.py`,
-`modeling_gemma4.py`, `modeling_internvl.py`, `modeling_llama4.py` and their `configuration_*.py`). The bounds
+`modeling_gemma4.py`, `modeling_internvl.py`, `modeling_llama4.py`, `modeling_pixtral.py`,
+`modeling_mistral3.py` and their `configuration_*.py`). The bounds
 of pixels are those of the checkpoints' `preprocessor_config.json`.
 """
 
@@ -23,6 +24,7 @@ from zsim.specs.model.families.builders import (
     separate_qkv,
     set_registration,
 )
+from zsim.specs.model.families.llama import gated_mlp
 from zsim.specs.model.families.tower_parts import (
     learned_scale,
     on_rows,
@@ -298,4 +300,57 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
         block_prefix=f"{_VISION}.encoder.layers",
         hidden_size=hidden,
         rule=ImageRule(patch, merge, 0, _GEMMA4_TOKENS * (merge * patch) ** 2, resizing="fills"),
+    )
+
+
+def pixtral_tower(config: ConfigReader, width: int) -> Tower:
+    """Mistral Small 3.1's and later, Ministral 3's, Magistral's and Devstral's: Pixtral, of images of any
+    size, and a product that joins four patches. The tokens that end the rows of an image are text.
+    """
+    hidden, heads = config.integer("hidden_size", 1024), config.integer("num_attention_heads", 16)
+    patch, side = config.side("patch_size", 16), config.side("image_size", 1024)
+    merge, has_bias = (
+        config.integer("spatial_merge_size", 2),
+        config.boolean("multimodal_projector_bias", False),
+    )
+    if not isinstance(config.values.get("vision_feature_layer", -1), int):
+        raise config.error(
+            f"'vision_feature_layer' is {config.values['vision_feature_layer']!r}; expected one layer"
+        )
+    inner, act = config.integer("intermediate_size", 4096), config.string("hidden_act", "gelu")
+    root = "attention"
+    modules = [
+        rms_norm("attention_norm", hidden),
+        *separate_qkv(root, hidden),
+        tower_core(f"{root}.core", heads, hidden, head_dim=config.optional_integer("head_dim")),
+        linear(f"{root}.o_proj", hidden, hidden),
+        residual(f"{root}.residual", hidden),
+        rms_norm("ffn_norm", hidden),
+        *gated_mlp("feed_forward", hidden, inner, act),
+        residual("feed_forward.residual", hidden),
+    ]
+    block = set_registration(
+        tower_block("PixtralAttentionLayer", modules, "patches"),
+        "attention_norm", *(f"feed_forward.{name}_proj" for name in ("gate", "up", "down")),
+        *(f"{root}.{name}_proj" for name in "kvqo"), "ffn_norm",
+    )  # fmt: skip
+    projector = f"model.{_PROJECTOR}"
+    projector_act = config.string("projector_hidden_act", "gelu")
+    after = [
+        rms_norm(f"{projector}.norm", hidden),
+        linear(f"{projector}.patch_merger.merging_layer", merge**2 * hidden, hidden),
+        linear(f"{projector}.linear_1", hidden, width, bias=has_bias),
+        activation(f"{projector}.act", width, projector_act),
+        linear(f"{projector}.linear_2", width, width, bias=has_bias),
+    ]
+    return Tower(
+        before=(
+            patch_embedding(f"{_VISION}.patch_conv", (patch, patch), hidden, bias=False),
+            on_rows(rms_norm(f"{_VISION}.ln_pre", hidden), "patches"),
+        ),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 24),
+        after=projector_modules(after, width, [after[0].name]),
+        block_prefix=f"{_VISION}.transformer.layers",
+        hidden_size=hidden,
+        rule=ImageRule(patch, merge, 0, side * side, resizing="never up", max_side=side),
     )

@@ -1,0 +1,384 @@
+"""Decoders that are a table of facts: attention, an MLP or experts, and norms around them.
+
+A family is a table of `presets/decoders.toml`, whose keys are the fields of `Decoder` and `DecoderExperts`.
+Keys of its `config.json` stand for what the file says of a bias or a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from zsim.operations.operation import Operation, Role
+from zsim.operations.router import Router, ScoreFunction
+from zsim.resources import preset_table
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.builders import (
+    activation,
+    embedding,
+    language_model,
+    layer_norm,
+    linear,
+    plain_mlp,
+    replace_op_fields,
+    residual,
+    rms_norm,
+    set_registration,
+)
+from zsim.specs.model.families.latent import count_prediction_modules, latent_attention
+from zsim.specs.model.families.llama import (
+    QkNorm,
+    Shape,
+    attention_modules,
+    build_unique_blocks,
+    gated_mlp,
+    layer_windows,
+    partial_rotary,
+)
+from zsim.specs.model.families.mixers import rename_modules
+from zsim.specs.model.families.moe import dense_layers, routed_mlp
+from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
+
+_PARTS = ("attention", "mlp", "norms")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DecoderExperts(_Table):
+    """The routed experts of a family."""
+
+    count: tuple[str, int]
+    """The key of their number, and its default. 0 without one."""
+    top_k: tuple[str, int] = ("num_experts_per_tok", 0)
+    width: tuple[str, int]
+    gate: str = "mlp.gate"
+    """The name of the router's product."""
+    score: ScoreFunction = "softmax"
+    normalizes: bool | str = True
+    """Whether the chosen scores are divided by their sum, or the key that says it."""
+    in_fp32: bool = False
+    has_groups: bool = False
+    choice_bias: str = ""
+    """A bias of the choice: "buffer", or its full name as a parameter without a gradient."""
+    choice_bias_shape: tuple[int, ...] = ()
+    """Dimensions of that parameter before the number of experts."""
+    shared: str = ""
+    """The name of the shared experts' MLP."""
+    num_shared: tuple[str, int] | None = None
+    """The key of their number. None for one MLP."""
+    shared_width: tuple[str, int] | None = None
+    """The key of the width of one. None for a routed expert's width."""
+    name: str = "mlp.experts"
+    registers: tuple[str, ...] = ("experts", "gate", "shared", "bias")
+    """The order in which the layer registers its parts."""
+    num_dense: tuple[str, int] = ("first_k_dense_replace", 0)
+    """The key of the number of leading dense layers, where no `mlp_layer_types` say it."""
+    last: str = ""
+    """The key of the number of the last layer with experts."""
+
+
+class Decoder(_Table):
+    """The facts of a family."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    block: str
+    """The class of its blocks."""
+    max_positions: int
+    source: str
+    """Where the facts were read."""
+    defaults: dict[str, Any] = {}
+    """What its configuration class takes where the file says nothing."""
+    aliases: dict[str, list[str]] = {}
+    """Other spellings of keys."""
+    is_latent: bool = False
+    """Attention is multi-head latent attention (`latent.py`)."""
+    kv_heads: int | None = None
+    head_dim: int = 0
+    """The width of a head's default. 0 divides the model's width by its heads."""
+    act: str = "silu"
+    act_key: str = "hidden_act"
+    act_parameters: tuple[str, ...] = ()
+    """Names of numbers that the activation learns."""
+    is_tied: bool = False
+    norm: str = "rms"
+    """The kind of norm. "layer" has a bias too."""
+    norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
+    """Names of the norms before and after attention, before and after the MLP. Empty for none."""
+    registers_norms: tuple[str, ...] = ()
+    """The order in which they are registered, where that is not the order in which they run."""
+    is_parallel: bool = False
+    """Attention and MLP read one norm's output."""
+    qkv_bias: bool | str = False
+    """Whether projections have a bias, or the key that says it."""
+    out_bias: bool | str = False
+    mlp_bias: bool | str = False
+    head_bias: bool | str = False
+    qk_norm: QkNorm = "none"
+    qk_norm_key: str = ""
+    """The key without which, or with false, there are no such norms. Empty for norms always."""
+    qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    rotary_fraction: float = 1.0
+    """The part of a head that is rotated, by default."""
+    output_gate: Literal["", "each feature", "each head"] = ""
+    """Attention's output is multiplied by a gate of each of its features, or of each head."""
+    gate_name: str = "gate_proj"
+    window: int = 0
+    """The window's default. 0 for none unless the file says one."""
+    window_interval: int = 0
+    """Without `layer_types` every so many-th layer is without a window. 0: none has one. 1: all have it."""
+    interval_key: str = ""
+    global_offset: int = -1
+    """The first layer of an interval is global (0), or the last (-1)."""
+    rotates: Literal["all", "windowed"] = "all"
+    """Where a model has windows, only layers with one may have rotary positions."""
+    mlp: Literal["gated", "plain", "fused"] = "gated"
+    """Gate and up, one product and an activation, or gate and up in one product."""
+    mlp_names: tuple[str, str, str] = ("mlp.up_proj", "mlp.act_fn", "mlp.down_proj")
+    dropout: str = ""
+    """The key of the dropout before the adds."""
+    scales: bool = False
+    """Branches are multiplied by a number."""
+    scales_logits: bool = False
+    registers: tuple[str, ...] = _PARTS
+    """The order in which the block registers its parts."""
+    experts: DecoderExperts | None = None
+    expects: dict[str, Any] = {}
+    """Values that keys have, if the file has them."""
+    prediction: str = ""
+    """The key of the number of modules for multi-token prediction."""
+
+
+@cache
+def decoders() -> dict[str, Decoder]:
+    """The families of the table, by their `model_type`."""
+    tables = preset_table("decoders")
+    return {name: Decoder.model_validate(_whole_table(tables, name)) for name in tables}
+
+
+def _whole_table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A family's table over that of the family which it extends."""
+    table = dict(tables[name])
+    base = _whole_table(tables, table.pop("extends")) if "extends" in table else {}
+    experts = {**base.get("experts", {}), **table.get("experts", {})}
+    return {**base, **table, **({"experts": experts} if experts else {})}
+
+
+def builder_of(facts: Decoder) -> Callable[[ConfigReader], ModelSpec]:
+    """A function that builds the model of a `config.json` by the facts of its family."""
+    return lambda config: _Builder(facts, config).model()
+
+
+class _Builder:
+    """Builds one model."""
+
+    def __init__(self, facts: Decoder, config: ConfigReader) -> None:
+        self.facts, self.config = facts, config.add_defaults(**facts.defaults)
+        head_dim = config.integer("v_head_dim", 128) if facts.is_latent else facts.head_dim or None
+        self.shape = Shape.read(
+            self.config, kv_default=facts.kv_heads, head_dim=head_dim, act=facts.act, act_key=facts.act_key
+        )
+        for key, expected in facts.expects.items():
+            if config.values.get(key, expected) != expected:
+                raise config.error(f"'{key}' is {config.values[key]!r}; expected {expected!r}")
+        self.dropout = self.config.fraction(facts.dropout, 0.0) if facts.dropout else 0.0
+
+    def model(self) -> ModelSpec:
+        config, facts, shape = self.config, self.facts, self.shape
+        windows, dense = self._windows(), self._dense_layers()
+        kinds = list(zip(windows, (index in dense for index in range(shape.layers)), strict=True))
+        model = language_model(
+            config,
+            shape.hidden,
+            [embedding("model.embed_tokens", shape.vocab, shape.hidden)],
+            build_unique_blocks(kinds, self._block),
+            config.integer("max_position_embeddings", facts.max_positions),
+            root="model.layers",
+            final=[self._norm("model.norm")],
+            is_tied=facts.is_tied,
+            head_bias=self._says(facts.head_bias),
+            scales=facts.scales_logits,
+        )
+        if facts.prediction:
+            return count_prediction_modules(config, model, model.blocks[-1], facts.prediction)
+        return model
+
+    def _says(self, fact: bool | str) -> bool:
+        return self.config.boolean(fact, False) if isinstance(fact, str) and fact else bool(fact)
+
+    def _number(self, fact: tuple[str, int], minimum: int = 1) -> int:
+        return self.config.integer(fact[0], fact[1] or None, minimum=minimum)
+
+    @property
+    def _window(self) -> int | None:
+        """The window of layers that have one. None where no layer has."""
+        default = self.facts.window
+        if default and ("sliding_window" not in self.config.values):
+            return default
+        return self.config.optional_integer("sliding_window")
+
+    def _windows(self) -> list[int | None]:
+        facts, config, layers = self.facts, self.config, self.shape.layers
+        window = self._window
+        interval = facts.window_interval
+        if facts.interval_key:
+            pattern = config.values.get(facts.interval_key)
+            if isinstance(pattern, str):  # a letter for each layer of an interval
+                interval = len(pattern)
+            else:
+                interval = config.integer(facts.interval_key, interval)
+        last = facts.global_offset % interval if interval > 1 else -1
+        local = [window is not None and interval > 0 and index % interval != last for index in range(layers)]
+        return layer_windows(config, layers, window, local)
+
+    def _dense_layers(self) -> frozenset[int]:
+        """Numbers of the layers without experts."""
+        layers, experts = self.shape.layers, self.facts.experts
+        if experts is None:
+            return frozenset(range(layers))
+        first = self.config.integer(*experts.num_dense, minimum=0)
+        last = self.config.integer(experts.last, layers - 1, minimum=-1) % layers if experts.last else None
+        return dense_layers(self.config, layers, first, last)
+
+    def _block(self, kind: tuple[int | None, bool]) -> Block:
+        window, is_dense = kind
+        facts, hidden = self.facts, self.shape.hidden
+        attention = self._attention(window)
+        mlp = self._mlp() if is_dense or facts.experts is None else self._experts(facts.experts)
+        if facts.is_parallel:
+            mlp[0] = replace(mlp[0], shares_input=True)
+        norms = [[self._norm(name)] if name else [] for name in facts.norms]
+        modules = (
+            *norms[0], *attention, *norms[1],
+            residual("self_attn.residual", hidden, self.dropout, scales=facts.scales),
+            *norms[2], *mlp, *norms[3],
+            residual("mlp.residual", hidden, self.dropout, scales=facts.scales),
+        )  # fmt: skip
+        order = {
+            "attention": self._registered_attention(attention),
+            "mlp": self._registered_mlp(mlp),
+            "norms": list(facts.registers_norms) or [name for name in facts.norms if name],
+        }
+        names = (name for part in facts.registers for name in order[part])
+        return set_registration(Block(facts.block, modules), *names)
+
+    def _registered_attention(self, attention: Sequence[Module]) -> list[str]:
+        """Products of queries, keys, values and output, then norms and a gate. Latent attention's modules as
+        they run.
+        """
+        names = [module.name for module in attention if module.parameters]
+        late = () if self.facts.is_latent else ("norm", self.facts.gate_name)
+        return sorted(names, key=lambda name: name.endswith(late))
+
+    def _registered_mlp(self, mlp: Sequence[Module]) -> list[str]:
+        """An MLP as it runs, its activation last, or the parts of a layer with experts in their order."""
+        names, experts = [module.name for module in mlp if module.parameters], self.facts.experts
+        if experts is None or experts.name not in names:
+            return sorted(names, key=lambda name: name == self.facts.mlp_names[1])
+        kinds = {experts.name: "experts", experts.gate: "gate"}
+        kinds |= {name: "shared" for name in names if name.startswith(f"{experts.shared}.")}
+        return sorted(names, key=lambda name: experts.registers.index(kinds.get(name, "bias")))
+
+    def _norm(self, name: str) -> Module:
+        width, kind = self.shape.hidden, self.facts.norm
+        if kind == "layer":
+            return layer_norm(name, width)
+        if kind == "cohere_layer":
+            return Module(name, Norm(width, kind), (Parameter("weight", (width,)),))
+        return rms_norm(name, width, kind=kind)
+
+    def _attention(self, window: int | None) -> list[Module]:
+        facts, shape = self.facts, self.shape
+        if facts.is_latent:
+            return latent_attention(self.config, shape.hidden, shape.heads, shape.dropout)
+        has_norm = not facts.qk_norm_key or self._says(facts.qk_norm_key)
+        modules = attention_modules(
+            shape,
+            qkv_bias=self._says(facts.qkv_bias),
+            o_bias=self._says(facts.out_bias),
+            qk_norm=facts.qk_norm if has_norm else "none",
+            norm=facts.norm,
+            window=window,
+            rotary=facts.rotates == "all" or self._window is None or window is not None,
+        )
+        modules[-1] = linear(
+            "self_attn.o_proj", shape.heads * shape.head_dim, shape.hidden, bias=self._says(facts.out_bias)
+        )
+        for old, new in zip(("q_norm", "k_norm"), facts.qk_norm_names, strict=True):
+            modules = rename_modules(modules, old, new)
+        width = partial_rotary(self.config, shape.head_dim, facts.rotary_fraction)
+        position = next(index for index, module in enumerate(modules) if module.role is Role.MIXER)
+        if width is not None:
+            modules[position] = replace_op_fields(modules[position], rotary_width=width)
+        if facts.output_gate:
+            modules[position : position + 1] = self._gated(modules[position])
+        return modules
+
+    def _gated(self, core: Module) -> list[Module]:
+        """The core of attention, whose output is multiplied by a gate."""
+        shape, by_feature = self.shape, self.facts.output_gate == "each feature"
+        features = shape.heads * shape.head_dim
+        width = features if by_feature else shape.heads
+        gate = linear(f"self_attn.{self.facts.gate_name}", shape.hidden, width, shares_input=True)
+        if by_feature:
+            return [gate, core, activation("self_attn.gate", features, "sigmoid", gated=True)]
+        return [
+            gate,
+            activation("self_attn.gate", width, "sigmoid"),
+            core,
+            activation("self_attn.gated", features, "head_gate"),
+        ]
+
+    def _mlp(self) -> list[Module]:
+        facts, shape, bias = self.facts, self.shape, self._says(self.facts.mlp_bias)
+        if facts.mlp == "gated":
+            return gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=bias)
+        up, act, down = facts.mlp_names
+        if facts.mlp == "fused":
+            return [
+                linear(up, shape.hidden, 2 * shape.ffn, bias=bias),
+                activation(act, shape.ffn, shape.act, gated=True),
+                linear(down, shape.ffn, shape.hidden, bias=bias),
+            ]
+        modules = plain_mlp(facts.mlp_names, shape.hidden, shape.ffn, shape.act, bias=bias)
+        learned = tuple(Parameter(name, (1,)) for name in facts.act_parameters)
+        modules[1] = replace(modules[1], parameters=learned)
+        return modules
+
+    def _experts(self, experts: DecoderExperts) -> list[Module]:
+        config, shape = self.config, self.shape
+        count, width = self._number(experts.count), self._number(experts.width)
+        groups = (
+            (config.integer("n_group", 1), config.integer("topk_group", 1)) if experts.has_groups else (1, 1)
+        )
+        normalizes = experts.normalizes
+        choice = Router(
+            0, 0, 0, experts.score, *groups, in_fp32=experts.in_fp32,
+            has_choice_bias=bool(experts.choice_bias),
+            normalizes=normalizes if isinstance(normalizes, bool) else config.boolean(normalizes, True),
+        )  # fmt: skip
+        gate, routed = routed_mlp(
+            config, shape.hidden, width, count, self._number(experts.top_k), choice, gate=experts.gate,
+            act=shape.act,
+        )  # fmt: skip
+        routed = replace(routed, name=experts.name)
+        modules = [gate, routed]
+        owner, _, name = experts.choice_bias.rpartition(".")
+        bias = (Parameter(name, (*experts.choice_bias_shape, count), trainable=False),)
+        if owner == gate.name:
+            modules[0] = replace(gate, parameters=(*gate.parameters, *bias))
+        elif owner:
+            modules.insert(0, Module(owner, Operation(), bias))
+        shared_width = width if experts.shared_width is None else self._number(experts.shared_width, 0)
+        if experts.num_shared is not None:
+            shared_width *= self._number(experts.num_shared, 0)
+        if experts.shared and shared_width:
+            has_bias = self._says(self.facts.mlp_bias)
+            modules += gated_mlp(experts.shared, shape.hidden, shared_width, shape.act, bias=has_bias)
+        return modules
