@@ -168,6 +168,11 @@ def format_flops(flops_per_second: float) -> str:
     return _format_scaled(flops_per_second, "FLOP/s")
 
 
+def format_percent(fraction: float | None, space: str = " ") -> str:
+    """A fraction as text: 41.3 %. "-" for None. Narrow tables leave the space out."""
+    return "-" if fraction is None else f"{fraction * 100:.1f}{space}%"
+
+
 def format_energy(megawatt_hours: float) -> str:
     """Energy as text of three digits: 2.31 GWh, 73.2 MWh, 415 kWh, 8.05 Wh."""
     for unit, size in (("GWh", 1e3), ("MWh", 1.0), ("kWh", 1e-3)):

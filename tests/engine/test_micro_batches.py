@@ -62,7 +62,7 @@ def close(content: Any) -> Any:
     if isinstance(content, dict):
         return {key: close(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [close(value) for value in content]
+        return type(content)(close(value) for value in content)
     return pytest.approx(content, rel=1e-9, abs=1e-12) if isinstance(content, float) else content
 
 
@@ -71,6 +71,8 @@ LOOPED = [
     {"kind": "fsdp1"},
     {"kind": "fsdp2"},
     {"kind": "fsdp2", "replicate": 2},
+    {"kind": "fsdp2", "cpu_offload": True},
+    {"config": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}},
     {"stage": 1},
     {"stage": 2},
     {"stage": 3},

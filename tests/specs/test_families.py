@@ -199,6 +199,17 @@ def test_an_encoder_with_another_head_is_refused() -> None:
         build("bert", is_decoder=True)
 
 
+def test_relatives_of_roberta_are_roberta() -> None:
+    sizes = {"vocab_size": 96, "type_vocab_size": 1, "num_hidden_layers": 2}
+    roberta, *relatives = (
+        model_from_config({"model_type": name, **sizes}, "tiny", "tiny.json")
+        for name in ("roberta", "xlm-roberta", "camembert")
+    )
+    for relative in relatives:
+        assert [block.modules for block in relative.blocks] == [block.modules for block in roberta.blocks]
+        assert relative.numel == roberta.numel
+
+
 def test_roberta_uses_two_rows_less_of_its_positions() -> None:
     assert load_model("roberta-large").learned_positions == 512
 

@@ -317,13 +317,16 @@ def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made(
     families["megatron"] = MEGATRON  # of a command line: no preset has it
     families["qwen"] = {**MEGATRON, "model_type": "qwen"}  # nor Qwen of 2023
     hybrid = {**MEGATRON, "num_key_value_heads": 4}
-    families |= {name: {**hybrid, "model_type": name} for name in ("bamba", "falcon_h1", "lfm2_moe")}
+    families |= {
+        name: {**hybrid, "model_type": name}
+        for name in ("bamba", "falcon_h1", "lfm2_moe", "xlm-roberta", "camembert")
+    }
     families |= {
         name: {**MEGATRON, "vocab_size": 256, **facts.defaults, "num_key_value_heads": 4, "model_type": name}
         for name, facts in decoders().items()
         if name not in families
     }
-    multimodal = {name for name in FAMILIES if "_vl_" in name}
+    multimodal = {name for name in FAMILIES if "_vl_" in name or "_omni_" in name}
     assert set(families) == set(FAMILIES) - multimodal
     for config in families.values():
         key = next(key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config)
@@ -386,18 +389,19 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 def test_every_family_of_the_table_is_known() -> None:
     """Decoders, encoders, an encoder with a decoder, and Megatron's own."""
     assert sorted(FAMILIES) == [
-        "afmoe", "apertus", "arcee", "bailing_hybrid", "bamba", "bert", "bloom", "cohere", "cohere2",
-        "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "dots1", "ernie4_5",
-        "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon", "falcon_h1", "flex_olmo",
-        "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite",
-        "glm4v_moe_text", "glm4v_text", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox",
-        "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "hunyuan_v1_dense",
-        "hunyuan_v1_moe", "hy_v3", "internlm3", "iquestcoder", "jais2", "jamba", "kimi_k2",
-        "kimi_linear", "lfm2", "lfm2_moe", "llama", "llama4_text", "megatron", "mellum", "minicpm3",
-        "minimax", "minimax_m2", "ministral", "ministral3", "mistral", "mistral4", "mixtral",
-        "modernbert", "mpt", "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
-        "opt", "phi", "phi3", "phimoe", "qwen", "qwen2", "qwen2_5_vl_text", "qwen2_moe",
-        "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
-        "qwen3_vl_moe_text", "qwen3_vl_text", "roberta", "sarvam_mla", "sarvam_moe", "seed_oss",
-        "smollm3", "solar_open", "starcoder2", "t5", "youtu",
+        "afmoe", "apertus", "arcee", "bailing_hybrid", "bamba", "bert", "bloom", "camembert",
+        "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4",
+        "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon", "falcon_h1",
+        "flex_olmo", "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe",
+        "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "glm_moe_dsa", "gpt2", "gpt_bigcode",
+        "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid",
+        "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "internlm3", "iquestcoder", "jais2", "jamba",
+        "kimi_k2", "kimi_linear", "lfm2", "lfm2_moe", "llama", "llama4_text", "megatron", "mellum",
+        "minicpm3", "minimax", "minimax_m2", "ministral", "ministral3", "mistral", "mistral4",
+        "mixtral", "modernbert", "mpt", "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid",
+        "olmoe", "opt", "phi", "phi3", "phimoe", "qwen", "qwen2", "qwen2_5_omni_text",
+        "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text",
+        "roberta", "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3", "solar_open", "starcoder2",
+        "t5", "xlm-roberta", "youtu",
     ]  # fmt: skip

@@ -154,6 +154,16 @@ def test_falcon_h1_has_both_mixers_in_every_block() -> None:
     assert pattern(model) == [[StateSpace, Attention]] * 2
 
 
+def test_falcon_h1_has_a_key_for_the_bias_of_each_product_around_its_scan() -> None:
+    """`mamba_proj_bias` is of the first, 2 x 128 + 2 x 256 + 4 numbers, `projectors_bias` of the last, 64."""
+    tiny = {"num_hidden_layers": 1, "mamba_d_ssm": 128, "mamba_n_heads": 4}
+    plain, first, last = (
+        build("falcon_h1", **tiny, **flags).numel
+        for flags in ({}, {"mamba_proj_bias": True}, {"projectors_bias": True})
+    )
+    assert (first - plain, last - plain) == (2 * 128 + 2 * 256 + 4, 64)
+
+
 def test_glm_5_2_shares_choices_among_layers() -> None:
     """Layers 0, 1, 2, 6, 10, ... have an indexer: 3 + 18 of 78."""
     has_indexer = [

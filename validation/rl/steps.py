@@ -237,6 +237,8 @@ def _training(row: RlRow, layout: Layout) -> dict[str, Any]:
     if row.has_word("lora", "algorithm"):
         rank = re.search(r"r(?:ank)? ?(\d+)", row.text("algorithm"))
         table["lora"] = {"rank": int(rank[1]) if rank else int(lora or 16), "targets": "all-linear"}
+        if row.has_word("prime-rl", "framework"):
+            table["frozen_dtype"] = "fp32"  # `optimization_dtype` of all weights
     if row.has_word("activation offload", "offload"):
         table["checkpoint_offload"] = "stream"
     if layout.has(r"compile"):

@@ -15,7 +15,7 @@ from zsim.comparison.memory_check import MemoryCheck
 from zsim.comparison.plan_check import PlanCheck
 from zsim.comparison.verdict import Metric, Tolerances, Verdict, overall_verdict
 from zsim.trace.trace import Trace
-from zsim.units import format_bytes, format_seconds
+from zsim.units import format_bytes, format_percent, format_seconds
 from zsim.validated.validation import format_range
 from zsim.version import __version__
 
@@ -164,16 +164,12 @@ def _metric_differences(comparison: ComparedRuns) -> Iterator[Difference]:
 
 def metric_sentence(metric: Metric, doubt: str = "") -> str:
     """`all-gather, 64 ranks: 1.10 s simulated, 1.21 s recorded (-9.1 %): every call 1.10 times as long`."""
-    show = {"seconds": format_seconds, "bytes": format_bytes, "fraction": _percent}[metric.unit]
+    show = {"seconds": format_seconds, "bytes": format_bytes, "fraction": format_percent}[metric.unit]
     text = f"{metric.name}: {show(metric.simulated)} simulated, {show(metric.recorded)} recorded"
     if metric.error is not None:
         points = " points" if metric.unit == "fraction" else " %"
         text += f" ({metric.error * 100:+.1f}{points})"
     return text + (f": {metric.reason}" if metric.reason and metric.reason != doubt else "")
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction * 100:.1f} %"
 
 
 def _metric_content(metric: Metric) -> dict[str, Any]:

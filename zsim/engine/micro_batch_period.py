@@ -101,7 +101,7 @@ def _find_loop(program: Program) -> MicroBatchLoop | None:
         list(
             zip(
                 columns.stream[first:end],
-                map(id, columns.work[first:end]),
+                columns.work[first:end],
                 columns.launches[first:end],
                 columns.overhead[first:end],
                 columns.events[first:end],

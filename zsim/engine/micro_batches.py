@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import floor
 
 import numpy as np
@@ -118,9 +118,7 @@ class SimulatedStep:
 Simulate = Callable[[Job], Outcome]
 
 
-def simulate_step(
-    job: Job, *, unfold: bool = False, simulate: Simulate | None = None, seconds_only: bool = False
-) -> SimulatedStep:
+def simulate_step(job: Job, *, simulate: Simulate | None = None, seconds_only: bool = False) -> SimulatedStep:
     """One steady step, of which as many micro-batches are simulated as `[simulation]` asks for.
 
     `simulate` is the study's function that simulates a job (default: `simulate_job`). With `seconds_only` a
@@ -129,7 +127,7 @@ def simulate_step(
     Raises NotSimulatedError with jitter or co-located jobs, unless every micro-batch is simulated and has the
     full size.
     """
-    run = simulate or partial(simulate_job, unfold=unfold)
+    run = simulate or simulate_job
     size, steps = job.training.micro_batch_size, job.training.gradient_accumulation_steps
     is_plain = job.simulation.every_micro_batch or steps <= sample_counts(job)[0]
     if is_plain and job.sequences is None:

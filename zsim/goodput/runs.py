@@ -114,19 +114,9 @@ class Draw:
         return scenario.failures.per_second * seconds * self.seeds
 
 
-def run_seeds(
-    scenario: Scenario,
-    seeds: int,
-    first_seed: int = 1,
-    *,
-    jobs: int = 1,
-    on_done: Callable[[int], None] | None = None,
-) -> Runs:
-    """Run the scenario once per seed, on `jobs` processes where that pays.
-
-    `on_done` is called with the number of runs that are done, whenever some are.
-    """
-    return run_draws([Draw(scenario, seeds)], first_seed, jobs=jobs, on_done=on_done)[0]
+def run_seeds(scenario: Scenario, seeds: int, first_seed: int = 1) -> Runs:
+    """Run the scenario once per seed."""
+    return run_draws([Draw(scenario, seeds)], first_seed)[0]
 
 
 def run_draws(
@@ -136,7 +126,11 @@ def run_draws(
     jobs: int = 1,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Runs]:
-    """`run_seeds` of several scenarios concurrently on `jobs` processes, all from the same seeds on."""
+    """`run_seeds` of several scenarios concurrently, all from the same seeds on, on `jobs` processes where
+    that pays.
+
+    `on_done` is called with the number of runs that are done, whenever some are.
+    """
     return start_draws(draws, first_seed, jobs=jobs, on_done=on_done)()
 
 

@@ -24,7 +24,7 @@ from zsim.study.experiment_source import ExperimentSource, plain_table
 from zsim.study.sweep.study_file import Study, load_study, study_from
 from zsim.study.sweep.sweep import Sweep, run_sweep
 from zsim.study.sweep.tables import Row, csv_text
-from zsim.units import format_amount, format_bytes
+from zsim.units import format_amount, format_bytes, format_percent
 
 _NUM_BEST = 5
 _RESULTS = ("status", "fits", "step_seconds", "tokens_per_second_per_gpu", "mfu_fraction", "gpu_peak_bytes")
@@ -206,20 +206,16 @@ def _cells_per_column(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     tokens = {"tokens/s/GPU": lambda row: f"{row['tokens_per_second_per_gpu'] or 0.0:,.0f}"}
     memory = {"GPU memory": lambda row: format_bytes(row["gpu_peak_bytes"])}
     if all(row.get("expected_days") is None for row in rows):
-        return {**tokens, "MFU": lambda row: _percent(row["mfu_fraction"]), **memory}
+        return {**tokens, "MFU": lambda row: format_percent(row["mfu_fraction"], ""), **memory}
     is_priced = any(row.get("run_money") is not None for row in rows)
     cost = "run_money" if is_priced else "run_gpu_hours"
     return {
         **tokens,
         **memory,
         "days": lambda row: format_amount(row.get("expected_days")),
-        "goodput": lambda row: _percent(row.get("goodput_fraction")),
+        "goodput": lambda row: format_percent(row.get("goodput_fraction"), ""),
         "cost" if is_priced else "GPU-hours": lambda row: format_amount(row.get(cost)),
     }
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction * 100:.1f}%"
 
 
 def points_figure(sweep_result: SweepResult) -> Figure:

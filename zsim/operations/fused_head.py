@@ -154,13 +154,8 @@ def _checkpointed_head(
     chunk = min(tokens, loss.checkpointed_tokens)
     for begin in range(0, tokens, chunk):
         size = min(chunk, tokens - begin)
-        product = (*casts, gemm(size, vocab, hidden, e, dtype))
-        forward += [*product, *loss.kernels(size, vocab, e, dtype, is_backward=False)]
-        backward += [
-            *product,
-            *loss.kernels(size, vocab, e, dtype, is_backward=True),
-            gemm(size, hidden, vocab, e, dtype, "nn"),
-        ]
+        forward += _chunk_kernels(size, vocab, hidden, options, casts, is_backward=False)
+        backward += _chunk_kernels(size, vocab, hidden, options, casts, is_backward=True)
         if is_trained:
             backward += [
                 gemm(vocab, hidden, size, e, dtype, "tn"),
@@ -190,14 +185,9 @@ def _chunked_head(head: Module, tokens: int, options: WorkOptions) -> FusedHead:
         size = min(chunk, tokens - begin)
         for first in range(0, vocab, words):
             width = min(words, vocab - first)
-            product = gemm(size, width, hidden, e, dtype)
-            forward += [product, *loss.kernels(size, width, e, dtype, is_backward=False)]
-            backward += [
-                product,
-                *loss.kernels(size, width, e, dtype, is_backward=True),
-                gemm(size, hidden, width, e, dtype, "nn"),
-                *accumulate_kernels(size * hidden, dtype, dtype),
-            ]
+            forward += _chunk_kernels(size, width, hidden, options, is_backward=False)
+            backward += _chunk_kernels(size, width, hidden, options, is_backward=True)
+            backward += accumulate_kernels(size * hidden, dtype, dtype)
             if is_trained:
                 backward += [
                     gemm(width, hidden, size, e, dtype, "tn"),
@@ -208,6 +198,25 @@ def _chunked_head(head: Module, tokens: int, options: WorkOptions) -> FusedHead:
     gradients = tokens * hidden * e, *weight_gradient
     tensors = _chunk_tensors(loss, tokens * hidden * e, logits, e, temporaries, gradients)
     return FusedHead(forward=tuple(forward), backward=tuple(backward), tensors=tensors)
+
+
+def _chunk_kernels(
+    tokens: int,
+    words: int,
+    hidden: int,
+    options: WorkOptions,
+    casts: tuple[Kernel, ...] = (),
+    *,
+    is_backward: bool,
+) -> list[Kernel]:
+    """Kernels of a chunk that makes its logits in both directions, after `casts` of the weight. Backward
+    gives the gradient of the hidden states.
+    """
+    e, dtype = options.activation_bytes, options.kernel_dtype
+    logits = gemm(tokens, words, hidden, e, dtype)
+    loss = options.loss.kernels(tokens, words, e, dtype, is_backward=is_backward)
+    gradient = (gemm(tokens, hidden, words, e, dtype, "nn"),) if is_backward else ()
+    return [*casts, logits, *loss, *gradient]
 
 
 def _chunk_tensors(

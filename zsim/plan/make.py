@@ -23,6 +23,7 @@ from zsim.plan.rank_program import RankProgram, StagedModel, plan_rank
 from zsim.plan.stage import WORLD
 from zsim.plan.workload.workload import Workload, Workloads
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.training.resolve import check_blocks
 from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.mesh import PIPELINE
@@ -80,7 +81,7 @@ def paged_basis(job: Job, plan_of_basis: Callable[[PlanBasis], Plan]) -> PlanBas
 @garbage_collection.pause()
 def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
     """The plan of all jobs with this basis. `workloads` is the cache of the workloads of other plans. Raises
-    what `plan_stages` raises.
+    what `plan_stages` raises, and InputError for more blocks than zsim plans.
     """
     types, workloads = basis.types, workloads or Workloads()
     if types is not None:
@@ -93,6 +94,7 @@ def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
         }
         return plan_by_type(types, [plans.get(size) for size in sizes])
     model = basis.model
+    check_blocks(model, basis.training, len(model.blocks) * basis.training.gradient_accumulation_steps)
     if _fuses_whole_layers(basis) and model.trainable_numel == model.numel:
         model = fuse_projections(model)
     models = stages_of(model, basis.parallelism)

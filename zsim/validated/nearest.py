@@ -10,6 +10,7 @@ from math import exp, expm1, log2
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, validated_runs
 
+_MAX_RUNS = 6
 # Distance of a feature that differs, in doublings of the number of GPUs. Chosen so that a list reads well.
 _OTHER_STRATEGY, _OTHER_GPU, _OTHER_FABRIC, _LENGTH = 3.0, 2.0, 1.0, 0.5
 
@@ -40,7 +41,6 @@ def nearest_runs(
     sequence_length: float | None = None,
     runs: Sequence[ValidatedRun] | None = None,
     *,
-    count: int = 6,
     per_source: int = 2,
 ) -> tuple[NearRun, ...]:
     """The runs nearest to the job, at most `per_source` of each source.
@@ -57,7 +57,7 @@ def nearest_runs(
     shown: Counter[str] = Counter()
     chosen: list[NearRun] = []
     for (cell, _, _), run in ordered:
-        if len(chosen) == count:
+        if len(chosen) == _MAX_RUNS:
             break
         if shown[run.source] < per_source:
             shown[run.source] += 1

@@ -250,3 +250,24 @@ def test_a_frozen_head_and_embedding_are_given_no_gradient_by_prediction(is_tied
     assert not [name for name, _ in backward if "embed" in name]
     heads = [total_flops(work.kernels) for name, work in backward if name.endswith("lm_head backward")]
     assert heads == [2 * TOKENS * HIDDEN * VOCAB] * 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "depths", "is_noted"),
+    [({}, 1, True), ({"mtp_layers": 0}, 1, False), ({"mtp_layers": 1}, 1, False), ({}, 0, False)],
+)
+def test_multi_token_prediction_that_nobody_spoke_of_is_named(
+    strategy: dict[str, Any], depths: int, is_noted: bool
+) -> None:
+    """Megatron-Bridge trains what Megatron-LM's command line leaves out."""
+    job = resolve(
+        Experiment(
+            model={**MODEL, "num_nextn_predict_layers": depths},
+            cluster="dgx-h100",
+            gpus=8,
+            training={"sequence_length": TOKENS},
+            strategy={"kind": "megatron", "moe_grouped_gemm": True, **strategy},
+            parallelism={"expert": 4, "dispatcher": "all-to-all"},
+        )
+    )
+    assert any("Megatron-Bridge trains it by default" in note for note in job.notes) == is_noted

@@ -97,6 +97,7 @@ def test_adapters_and_replicas(tmp_path: Path) -> None:
     found = read(tmp_path, nodes + "[trainer.model]\ndp_replicate = 2\n[trainer.model.lora]\nrank = 8\n")
     lora = there(found.training.lora)
     assert (found.nodes, found.gpus, lora.rank, lora.alpha) == (3, 24, 8, 32)
+    assert found.training.frozen_dtype == "fp32"
     assert lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert of_kind(found.strategy, Fsdp2Table).replicate == 2
 

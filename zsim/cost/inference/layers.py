@@ -121,7 +121,7 @@ class ServedModel:
     small_kernels: int
     """Norms, activations, rotary embeddings and writes to the cache."""
     other_numel: int
-    """Parameters that are read by row, or not at all, in a pass: embeddings and norms."""
+    """Parameters that are read by row in a pass: embeddings, but for one that is the head's too."""
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -177,6 +177,7 @@ def served_model(model: ModelSpec, layout: EngineLayout) -> ServedModel:
             "leaves its vision tower out"
         )
     assert isinstance(head.op_spec, Linear)
+    tied_numel = head.op_spec.in_features * head.op_spec.out_features if model.is_tied else 0
     return ServedModel(
         layout,
         products,
@@ -186,7 +187,7 @@ def served_model(model: ModelSpec, layout: EngineLayout) -> ServedModel:
         model.hidden_size,
         layers,
         small_kernels + 1,
-        sum(module.numel for module in model.before) // layout.tensor,
+        (sum(module.numel for module in model.before) - tied_numel) // layout.tensor,
     )
 
 

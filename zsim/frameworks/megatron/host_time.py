@@ -108,7 +108,7 @@ def enter_experts(
     """Host time of routed experts.
 
     Where one product computes all experts it is the time of routing, dispatch and return, in forward and in
-    backward, before the router and before each of the two products; DeepEP and HybridEP dispatch and return
+    backward, before the router and before each of the two products. DeepEP and HybridEP dispatch and return
     tokens in a few kernels. Where experts run one after the other
     (core/transformer/moe/experts.py `SequentialMLP`) it is the time of each expert's modules, half before
     each product of forward. See `megatron_core_experts` and `megatron_core_expert` of

@@ -52,14 +52,14 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
     def extend_model(
         self, table: MegatronTable, model: ModelSpec, parallelism: ParallelismConfig
     ) -> ExtendedModel:
+        notes = _prediction_notes(model, table)
         if table.mtp_layers:
             model, parallelism = apply_multi_token_prediction(model, table, parallelism)
         unpadded_size = model.vocab_size
         model = pad_vocabulary(model, table.vocabulary_multiple * parallelism.tensor)
-        if model.vocab_size == unpadded_size:
-            return ExtendedModel(model, parallelism)
-        note = f"Megatron pads the vocabulary of {unpadded_size:,} to {model.vocab_size:,}"
-        return ExtendedModel(model, parallelism, (note,))
+        if model.vocab_size != unpadded_size:
+            notes += (f"Megatron pads the vocabulary of {unpadded_size:,} to {model.vocab_size:,}",)
+        return ExtendedModel(model, parallelism, notes)
 
     def split_experts(
         self, table: MegatronTable, requested: ParallelismTable, model: ModelSpec
@@ -178,6 +178,21 @@ REPORT = MegatronReport()
 
 
 _PREDICTIONS = "strategy.mtp_layers"
+
+
+def _prediction_notes(model: ModelSpec, table: MegatronTable) -> tuple[str, ...]:
+    """The note on a model's multi-token prediction, where the experiment does not say whether it is trained.
+
+    Megatron-Bridge builds the layers that a config.json has (067f987d models/nemotronh/nemotron_h_bridge.py
+    and the bridges of its other families), Megatron-LM those of `--mtp-num-layers`.
+    """
+    is_open = "mtp_layers" not in table.model_fields_set and table.engine == "megatron"
+    if not (model.mtp_parameters and is_open and is_core(table.version)):
+        return ()
+    return (
+        f"'{model.name}' comes with multi-token prediction, which is left out as on Megatron-LM's command "
+        f"line; Megatron-Bridge trains it by default: {_PREDICTIONS} counts its layers",
+    )
 
 
 def apply_multi_token_prediction(

@@ -16,6 +16,7 @@ SOURCES = {
     "defaults": "prime-rl 559b4477 packages/prime-rl-configs/src/prime_rl/configs",
     "syncs": "by a shared file system unless told otherwise; 3 GB/s is assumed, and broadcasts as verl's",
     "loop": "groups that get older than max_off_policy_steps are cancelled, the others go on over updates",
+    "adapters": "all weights are of `optimization_dtype`, fp32 (src/prime_rl/trainer/model.py)",
     "controllers": "assumed: an orchestrator beside the trainer",
 }
 
@@ -32,7 +33,12 @@ WORKFLOW = RlFramework(
     algorithms=("grpo", "rloo", "dapo"),
     placements=("async",),
     controllers={"async": ControllerRates(1.0, 0.5)},
-    trainer={"fsdp2": TrainerDefaults(training={"activation_checkpointing": "full", "compile": True})},
+    trainer={
+        "fsdp2": TrainerDefaults(
+            training={"activation_checkpointing": "full", "compile": True},
+            adapter_training={"frozen_dtype": "fp32"},
+        )
+    },
     has_reference=False,
     recomputes_logprobs=False,
     continues_rollouts=True,

@@ -17,9 +17,9 @@ PHASES = {"training": 3.6, "old_logprobs": 1.4}
 """Seconds of the trainer's phases besides its passes: medians of what seven runs took more than those passes
 and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data gsm8k and
 math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints them."""
-RELOAD_BANDWIDTH = 18e9
-"""Of ordinary memory, both ways: of the passes of the same runs' references, which take no other time besides
-their passes, by least squares."""
+RELOAD_BANDWIDTH = 36e9
+"""Of a GPU's shard in fp32, there and back: by least squares of what the references of the same runs took
+more than their passes, which have no other time."""
 
 SOURCES = {
     "defaults": "verl-project/verl 1dda039b verl/trainer/config",
@@ -29,9 +29,13 @@ SOURCES = {
     "times), one by SGLang (4 times), and one that was timed without waiting for it",
     "reloads": "parameters come and go in every call of a worker (281ecd4c verl/workers/fsdp_workers.py "
     "`compute_log_prob`, `compute_ref_log_prob`, `update_actor`)",
+    "adapters": "the actor is loaded in fp32 (281ecd4c verl/workers/fsdp_workers.py, `model_dtype`)",
     "loop": "verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine_workers.py",
 }
 
+_FSDP = TrainerDefaults(
+    training={"activation_checkpointing": "full"}, adapter_training={"frozen_dtype": "fp32"}
+)
 WORKFLOW = RlFramework(
     name="verl",
     engine="vllm",
@@ -47,8 +51,8 @@ WORKFLOW = RlFramework(
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=1),
     hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED, "async": VLLM_SERVED},
     trainer={
-        "fsdp1": TrainerDefaults(training={"activation_checkpointing": "full"}),
-        "fsdp2": TrainerDefaults(training={"activation_checkpointing": "full"}),
+        "fsdp1": _FSDP,
+        "fsdp2": _FSDP,
         "megatron": TrainerDefaults(
             strategy={"distributed_optimizer": True},
             expert_strategy={"moe_grouped_gemm": True},

@@ -99,7 +99,7 @@ def target_modules(values: FileValues, key: str) -> Any:
     return list(names) or None
 
 
-def write_quantisation(values: FileValues, *, double: bool, preparation: str = "none", bits: int = 4) -> None:
+def write_quantisation(values: FileValues, *, double: bool, bits: int = 4) -> None:
     """Write frozen products in bitsandbytes' 4 or 8 bits. `double` quantises the scales of 4 bits as well."""
     if bits == 8:
         values.file.settings["training.lora.quantized"] = "int8"
@@ -107,7 +107,7 @@ def write_quantisation(values: FileValues, *, double: bool, preparation: str = "
     values.file.settings |= {
         "training.lora.quantized": "nf4",
         "training.lora.double_quantization": double,
-        "training.lora.preparation": preparation,
+        "training.lora.preparation": "none",
     }
 
 

@@ -50,8 +50,8 @@ def precision_of(values: FileValues, default: str = "fp32") -> str:
     return "fp32" if values.has("bf16") else default
 
 
-def read_checkpointing(values: FileValues, *, default: bool = False, is_reentrant: bool = False) -> None:
-    """Read whether every block is checkpointed. The arguments are the program's defaults."""
+def read_checkpointing(values: FileValues, *, default: bool = False) -> None:
+    """Read whether every block is checkpointed. `default` is the program's."""
     if not values.has("gradient_checkpointing") and default:
         values.assume("gradient_checkpointing", True)
         values.file.defaults["training.activation_checkpointing"] = "full"
@@ -61,8 +61,7 @@ def read_checkpointing(values: FileValues, *, default: bool = False, is_reentran
     if arguments.get("offload") and values.flag("gradient_checkpointing", default):
         # torch's `save_on_cpu` with pinned memory around every checkpoint (transformers 5.17, #48444)
         values.put("training.checkpoint_offload", "pinned", "gradient_checkpointing_kwargs")
-    reentrant = arguments.get("use_reentrant", is_reentrant)
-    if reentrant and (values.flag("gradient_checkpointing", default)):
+    if arguments.get("use_reentrant") and (values.flag("gradient_checkpointing", default)):
         values.put("training.checkpoint_is_reentrant", True, "gradient_checkpointing_kwargs")
 
 

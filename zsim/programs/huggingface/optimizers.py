@@ -58,15 +58,13 @@ _REFUSED: Mapping[str, str] = {
 DEFAULT = "adamw_torch_fused"  # with torch 2.8 and later
 
 
-def read_optimizer(
-    values: FileValues, key: str, default: str = DEFAULT, extra: Mapping[str, tuple[str, str]] | None = None
-) -> None:
+def read_optimizer(values: FileValues, key: str, extra: Mapping[str, tuple[str, str]] | None = None) -> None:
     """Write the optimizer that a file names at `key`. `extra` are names of the program's own.
 
     Raises NotSimulatedError for optimizers that zsim lacks, InputError for a name that nobody has.
     """
     names = {**OPTIMIZERS, **(extra or {})}
-    name = str(values.get(key, default)).lower()
+    name = str(values.get(key, DEFAULT)).lower()
     if name not in names:
         for beginning, feature in _REFUSED.items():
             if name.startswith(beginning):

@@ -29,21 +29,19 @@ NO_ENGINE = (
 )
 
 
-def read_strategy(
-    values: FileValues, presets: Mapping[str, Mapping[str, Any]] | None = None, *, fsdp: Any = None
-) -> None:
+def read_strategy(values: FileValues, presets: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write the strategy. `presets` are DeepSpeed's files that the program has by name.
 
-    `fsdp` is the words of FSDP where the program has no key for them. Raises InputError for both.
+    Raises InputError for words of FSDP beside DeepSpeed.
     """
     if values.has("deepspeed") and values.get("deepspeed") is not False:
-        if values.get("fsdp", fsdp):
+        if values.get("fsdp"):
             raise InputError(
                 f"{values.file.name}: fsdp stands beside deepspeed, and the Trainer refuses both together; "
                 "expected one of them"
             )
         _read_deepspeed(values, presets or {})
-    elif words := values.get("fsdp", fsdp):
+    elif words := values.get("fsdp"):
         _read_sharding(values, words)
     else:
         _read_ddp(values)

@@ -265,6 +265,8 @@ def _read_adapters(keys: NestedKeys) -> None:
         "training.lora.dropout": keys.get(f"{prefix}.dropout", 0.0),
         "training.lora.targets": [target for target in targets if target not in _EXPERT_TARGETS],
     }
+    if "training.stored_dtype" not in keys.file.settings:  # all weights are of `optimization_dtype`
+        keys.file.settings["training.frozen_dtype"] = "fp32"
     if saved := keys.get(f"{prefix}.modules_to_save"):
         keys.file.settings["training.lora.modules_to_save"] = saved
     if "parallelism.expert" in keys.file.settings and (

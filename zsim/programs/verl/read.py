@@ -333,6 +333,9 @@ def _read_adapters(keys: NestedKeys) -> None:
             if targets == "all-linear" or isinstance(targets, list)
             else [targets],
         }
+        is_fsdp = str(keys.file.settings["strategy.kind"]).startswith("fsdp")
+        if is_fsdp and keys.get(f"{FSDP}.model_dtype", "fp32") in ("fp32", "float32", None):
+            keys.file.settings["training.frozen_dtype"] = "fp32"
 
 
 def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:

@@ -13,7 +13,7 @@ from zsim.report.report import Report
 from zsim.report.traffic import CollectiveRow
 from zsim.report.views.meanings import DATA_LOADING, MEMORY, WHOLE_STEP, Meaning, span_meaning
 from zsim.report.views.result import Bar, Cell, ItemColumn, Medium, ResultTable, Tone, columns_of, table_of
-from zsim.units import format_amount, format_bytes, format_rate, format_seconds
+from zsim.units import format_amount, format_bytes, format_percent, format_rate, format_seconds
 
 Row = tuple[str, ...]
 _MAX_COLLECTIVE_ROWS = 12
@@ -24,11 +24,6 @@ _MOVED = {
 }  # fmt: skip
 
 
-def percent(fraction: float | None) -> str:
-    """E.g. "41.3 %", or "-" where it is not known."""
-    return "-" if fraction is None else f"{fraction * 100:.1f} %"
-
-
 def breakdown_table(report: Report, *, is_full: bool = True) -> ResultTable:
     """Where the step goes. Unless it `is_full`, without the causes that took nothing."""
     rows = []
@@ -37,7 +32,7 @@ def breakdown_table(report: Report, *, is_full: bool = True) -> ResultTable:
         if not seconds and (not is_full or name in ("bubble", DATA_LOADING)):
             continue
         share = seconds / report.step_seconds
-        rows.append((meaning, format_seconds(seconds), percent(share), Bar(share, meaning.terminal)))
+        rows.append((meaning, format_seconds(seconds), format_percent(share), Bar(share, meaning.terminal)))
     return ResultTable("Where the step goes", columns_of("", "time", "share", ""), rows)
 
 
@@ -123,7 +118,7 @@ def traffic_table(report: Report) -> ResultTable:
         (
             row.link_class,
             format_bytes(row.bytes_per_gpu),
-            percent(row.utilisation_fraction),
+            format_percent(row.utilisation_fraction),
             "" if row.utilisation_fraction is None else Bar(row.utilisation_fraction, "red"),
         )
         for row in report.traffic
@@ -150,11 +145,13 @@ def offload_table(report: Report, section: OffloadSection) -> ResultTable:
     for cause, seconds in section.stall_seconds.items():
         if seconds > 0:
             share = seconds / report.step_seconds
-            rows.append((f"stall: {cause}", format_seconds(seconds), percent(share), Bar(share, "magenta")))
+            rows.append(
+                (f"stall: {cause}", format_seconds(seconds), format_percent(share), Bar(share, "magenta"))
+            )
     for row in section.tiers:
         moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
         used = row.utilisation_fraction
-        rows.append((row.tier, moved, percent(used), Bar(used, "red")))
+        rows.append((row.tier, moved, format_percent(used), Bar(used, "red")))
     columns = columns_of("", "stall, bytes", "of step, in use", "")
     return ResultTable("Offloading per GPU and step", columns, rows)
 

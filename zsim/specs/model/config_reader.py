@@ -77,9 +77,9 @@ class ConfigReader:
             raise self.error(f"'{self.find(key)[0]}' is {count:,}; expected at most {MAX_BLOCKS:,} layers")
         return count
 
-    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
+    def optional_integer(self, key: str) -> int | None:
         """A whole number, or None when absent or null."""
-        return None if self.find(key)[1] is _MISSING else self.integer(key, minimum=minimum)
+        return None if self.find(key)[1] is _MISSING else self.integer(key)
 
     def boolean(self, key: str, default: bool) -> bool:
         """true or false."""

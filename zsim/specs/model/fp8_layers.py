@@ -9,8 +9,6 @@ from dataclasses import replace
 
 from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Norm
 
-ALIGNED = 16  # elements: dimensions of a product that may run in fp8
-
 
 def mark_fp8_layers(
     model: ModelSpec, *, first_in_bf16: int = 0, last_in_bf16: int = 0, fuses_norms: bool = False

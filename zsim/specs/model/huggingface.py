@@ -171,6 +171,8 @@ _FAMILIES: dict[str, ModelFamily] = {
     "lfm2_moe": ModelFamily(lfm.lfm2_moe, _MOE_NAMES),
     "bert": ModelFamily(encoders.bert),
     "roberta": ModelFamily(encoders.roberta),
+    "xlm-roberta": ModelFamily(encoders.roberta),
+    "camembert": ModelFamily(encoders.roberta),
     "modernbert": ModelFamily(encoders.modernbert),
     "t5": ModelFamily(t5.t5, _T5_NAMES),
 }

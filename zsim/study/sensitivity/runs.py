@@ -132,11 +132,9 @@ class _Study:
         runs = run_comparable([scenario], self.prepared.table.seed, jobs=self.jobs)
         return runs[0].goodput_fraction
 
-    def _scaled_interval(self, scenario: Scenario, baseline: Scenario | None = None) -> float:
+    def _scaled_interval(self, scenario: Scenario) -> float:
         """The interval between saves, scaled as the closed form's best one."""
-        new_interval, old_interval = (
-            _closed_form(variant) for variant in (scenario, baseline or self.scenario)
-        )
+        new_interval, old_interval = _closed_form(scenario), _closed_form(self.scenario)
         return self.work * new_interval / old_interval if old_interval else self.work
 
     def _bar(self, name: str, value: str, turn: Callable[[Scenario, float], Scenario]) -> RunBar:

@@ -10,7 +10,7 @@ from zsim.report.views.text.plain import named_columns, paragraph, table, text_t
 from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
 from zsim.study.topologies.routings import NUM_DRAWS, Routing, explain_routing
 from zsim.study.topologies.topologies import TopologyComparison
-from zsim.units import format_rate, format_seconds
+from zsim.units import format_percent, format_rate, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, is_ratio_significant
 from zsim.validated.validation import format_validation
 from zsim.validated.verdict import verdict_suffix
@@ -137,7 +137,7 @@ STEP: Sequence[ItemColumn[TopologyComparison]] = (
     ItemColumn("step", lambda row: format_seconds(row.report.step_seconds)),
     ItemColumn("exposed", lambda row: format_seconds(row.exposed_seconds)),
     ItemColumn("tokens/s/GPU", lambda row: _count(row.report.tokens_per_second_per_gpu), where="page"),
-    ItemColumn("MFU", lambda row: _percent(row.report.mfu_fraction)),
+    ItemColumn("MFU", lambda row: format_percent(row.report.mfu_fraction, "")),
     ItemColumn("fullest", lambda row: _fullest(row)),
 )
 FABRIC: Sequence[ItemColumn[TopologyComparison]] = (
@@ -162,10 +162,6 @@ def _slowdowns(routing: Routing) -> str:
 
 def _count(number: float | None) -> str:
     return "-" if number is None else f"{number:,.0f}"
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction * 100:.1f}%"
 
 
 def _rate(bytes_per_second: float | None) -> str:

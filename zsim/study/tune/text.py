@@ -19,7 +19,7 @@ from zsim.study.tune.days import RunDays
 from zsim.study.tune.evaluate import CandidateResult
 from zsim.study.tune.explain import Change, TuningStep
 from zsim.study.tune.tune import Tuning
-from zsim.units import format_bytes, format_duration, format_gpus, format_seconds
+from zsim.units import format_bytes, format_duration, format_gpus, format_percent, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE
 from zsim.validated.verdict import Verdict, verdict_content
 
@@ -41,7 +41,7 @@ def tuning_lines(tuning: Tuning) -> Iterator[str]:
     if (gain := tuning.largest_possible_gain) is not None:
         yield from paragraph(
             f"The budget of simulations is used up: the {tuning.search.num_left:,} left could be at most "
-            f"{percent(gain)} {'cheaper' if tuning.goal == 'cheapest' else 'faster'} by their bounds "
+            f"{format_percent(gain)} {'cheaper' if tuning.goal == 'cheapest' else 'faster'} by their bounds "
             "(--simulations allows more)"
         )
     for reason, count in _reasons(tuning.refused):
@@ -63,7 +63,7 @@ def format_days(days: RunDays) -> str:
     if days.error is not None:
         return f"no run: {days.error}"
     return (
-        f"{days.days:.2f} days, {percent(days.goodput_fraction)} goodput: mode {days.mode}, saves "
+        f"{days.days:.2f} days, {format_percent(days.goodput_fraction)} goodput: mode {days.mode}, saves "
         f"{format_duration(days.interval_seconds)} apart"
     )
 
@@ -92,11 +92,7 @@ def verdict(tuning: Tuning) -> str:
     if gain <= 5e-4:
         return f"{text}, as given"
     doubt = "" if is_distinguishable(best.row, tuning.given.row) else f": {NO_DIFFERENCE}"
-    return f"{text}, {percent(gain)} less than the {given_text} given{doubt}"
-
-
-def percent(fraction: float) -> str:
-    return f"{fraction * 100:.1f} %"
+    return f"{text}, {format_percent(gain)} less than the {given_text} given{doubt}"
 
 
 def given_words(tuning: Tuning) -> str:
@@ -151,16 +147,12 @@ def best_table(tuning: Tuning, medium: Medium) -> ResultTable:
             "80 %", lambda entry: format_step_range(entry[2].row, best.row), is_left=True, where="page"
         ),
         ItemColumn("tokens/s/GPU", lambda entry: f"{entry[2].row['tokens_per_second_per_gpu'] or 0.0:,.0f}"),
-        ItemColumn("MFU", lambda entry: _format_mfu(entry[2].row["mfu_fraction"])),
+        ItemColumn("MFU", lambda entry: format_percent(entry[2].row["mfu_fraction"])),
         ItemColumn("GPU memory", lambda entry: format_bytes(entry[2].gpu_bytes)),
         ItemColumn("GPUs", lambda entry: f"{entry[2].gpus:,}"),
         ItemColumn("limited by", lambda entry: "; ".join(_remarks(*entry)), is_left=True, where="page"),
     ]
     return table_of("", fields, _ranked(tuning), medium)
-
-
-def _format_mfu(fraction: float | None) -> str:
-    return "-" if fraction is None else percent(fraction)
 
 
 def _remarks(rank: str, _: str, measured: CandidateResult) -> Iterator[str]:
@@ -212,10 +204,8 @@ def format_doubtful(tuning: Tuning) -> str:
     first, last = tuning.doubtful[0], tuning.doubtful[-1]
     before = tuning.best[0].seconds if first.seconds_before is None else first.seconds_before
     changes = "; ".join(format_change(change) for step in tuning.doubtful for change in step.changes)
-    return (
-        f"Not in 1, since zsim cannot tell a gain of {percent(1 - last.after.seconds / before)} from none: "
-        f"{changes}"
-    )
+    gain = format_percent(1 - last.after.seconds / before)
+    return f"Not in 1, since zsim cannot tell a gain of {gain} from none: {changes}"
 
 
 def format_step(step: TuningStep, verdict: Verdict | None) -> str:
@@ -225,7 +215,7 @@ def format_step(step: TuningStep, verdict: Verdict | None) -> str:
     after = format_seconds(step.after.seconds)
     if step.seconds_before is None or step.gain_fraction is None:
         return f"{'does not fit' if verdict is None else verdict.word} -> {after}"
-    text = f"{format_seconds(step.seconds_before)} -> {after}, {percent(step.gain_fraction)} less"
+    text = f"{format_seconds(step.seconds_before)} -> {after}, {format_percent(step.gain_fraction)} less"
     return text if step.is_distinguishable else f"{text}: {NO_DIFFERENCE}"
 
 

@@ -44,11 +44,11 @@ def write_document(document: dict[str, Any], path: Path) -> Path:
     return write_atomically(path, text)
 
 
-def write_chrome_traces(trace: Trace, directory: str | Path, step: int = 1) -> list[Path]:
+def write_chrome_traces(trace: Trace, directory: str | Path) -> list[Path]:
     """Write one `rank<N>.json.gz` for each rank in the trace."""
     directory = make_folder(Path(directory))
     ranks = np.unique(trace.ranks).tolist()
-    return [write_chrome_trace(trace, directory / f"rank{rank}.json.gz", rank, step) for rank in ranks]
+    return [write_chrome_trace(trace, directory / f"rank{rank}.json.gz", rank) for rank in ranks]
 
 
 def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[str, Any]:

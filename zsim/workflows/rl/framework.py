@@ -93,13 +93,18 @@ class TrainerDefaults:
 
     strategy: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
+    adapter_training: Mapping[str, Any] = field(default_factory=dict)
+    """Those of `training` where adapters are trained, unless weights are stored in 16 bits."""
     expert_strategy: Mapping[str, Any] = field(default_factory=dict)
     """Those of `strategy` for models whose experts are spread."""
     expert_parallelism: Mapping[str, Any] = field(default_factory=dict)
 
     def missing(self, experiment: Experiment) -> dict[str, dict[str, Any]]:
         """These keys by table, where the experiment has none."""
-        tables = {"strategy": self.strategy, "training": self.training}
+        training = experiment.training
+        has_adapters = training.lora is not None and training.stored_dtype == "fp32"
+        adapters = self.adapter_training if has_adapters else {}
+        tables = {"strategy": self.strategy, "training": {**self.training, **adapters}}
         if experiment.parallelism.expert > 1:
             tables["strategy"] = {**self.strategy, **self.expert_strategy}
             tables["parallelism"] = self.expert_parallelism

@@ -278,8 +278,8 @@ class Zero3Schedule(Zero3Gradients):
             return None
         first, now, bucket = self._number_of[name], len(self.builder.ops), self._bucket
         in_flight = [
-            (number - first, [member - first for member in part.parameters], part.group)
-            for number, part in self._in_flight.items()
+            ([number - first for number in part.parameters], part.group)
+            for part in dict.fromkeys(self._in_flight.values())
         ]
         events = [[event - now for event in events] for events in (self._fetch_events, self._reduce_events)]
         relative_bucket = replace(bucket, parameters=[number - first for number in bucket.parameters])
@@ -295,8 +295,10 @@ class Zero3Schedule(Zero3Gradients):
         self.coordinator.skip(start, end, count)
         self.gatherer.skip(shift, num_ops)
         self._in_flight = {
-            number + shift: Fetch(tuple([member + shift for member in part.parameters]), part.group)
-            for number, part in self._in_flight.items()
+            number + shift: Fetch(numbers, part.group)
+            for part in dict.fromkeys(self._in_flight.values())
+            for numbers in [tuple([number + shift for number in part.parameters])]
+            for number in part.parameters
         }
         self._fetch_events = [event + num_ops for event in self._fetch_events]
         self._reduce_events = [event + num_ops for event in self._reduce_events]

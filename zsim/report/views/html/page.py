@@ -50,7 +50,7 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["linked"] = _link_urls
-    environment.filters["without_bars"] = _without_bars
+    environment.filters["without_bars"] = _drop_bars
     return environment.get_template(template).render(
         version=__version__, plotly_js=Markup(_plotly_script()), **values
     )
@@ -79,7 +79,7 @@ def page(title: str, kicker: str, sections: Sequence[Section], summary: str = ""
     return render("page.html.j2", title=title, kicker=kicker, sections=cards, summary=summary)
 
 
-def _without_bars(table: ResultTable) -> ResultTable:
+def _drop_bars(table: ResultTable) -> ResultTable:
     """The table without its columns of bars."""
     bars = {n for row in table.rows for n, cell in enumerate(row) if isinstance(cell, Bar)}
     columns = [column for n, column in enumerate(table.columns) if n not in bars]

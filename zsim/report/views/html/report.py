@@ -28,14 +28,13 @@ from zsim.report.views.tables import (
     memory_table,
     moved_table,
     offload_table,
-    percent,
     sent_table,
 )
 from zsim.report.views.text.pipeline import parallel_tables
 from zsim.report.views.text.sentences import format_trust, headline
 from zsim.trace.drives import drive_rates
 from zsim.trace.trace import Trace
-from zsim.units import GIGABYTES, format_bytes, format_flops, format_seconds
+from zsim.units import GIGABYTES, format_bytes, format_flops, format_percent, format_seconds
 
 DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe of a node"}
 
@@ -136,16 +135,16 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
             mfu_text += f" {report.mfu_peak}, {format_flops(report.work.peak_flops_per_second or 0.0)}"
         hfu_text = "with recomputation"
         if report.work.is_much_masked:
-            mfu_text += f"; unmasked {percent(report.masked_mfu_fraction)}"
-            hfu_text += f"; unmasked {percent(report.masked_hfu_fraction)}"
-        yield "MFU", percent(report.mfu_fraction), mfu_text
-        yield "HFU", percent(report.hfu_fraction), hfu_text
-    capacity_text = f"of {format_bytes(capacity)}, {percent(peak / capacity)}" if capacity else "peak"
+            mfu_text += f"; unmasked {format_percent(report.masked_mfu_fraction)}"
+            hfu_text += f"; unmasked {format_percent(report.masked_hfu_fraction)}"
+        yield "MFU", format_percent(report.mfu_fraction), mfu_text
+        yield "HFU", format_percent(report.hfu_fraction), hfu_text
+    capacity_text = f"of {format_bytes(capacity)}, {format_percent(peak / capacity)}" if capacity else "peak"
     if report.allocator is not None:
         capacity_text += f"; {format_torch_memory(report)}"
     yield "GPU memory", format_bytes(peak), capacity_text
     if report.overlap_fraction is not None:
-        yield "Overlap", percent(report.overlap_fraction), "of communication under kernels"
+        yield "Overlap", format_percent(report.overlap_fraction), "of communication under kernels"
 
 
 def _tokens(report: Report) -> str:

@@ -18,14 +18,13 @@ from zsim.report.views.tables import (
     irregular_tables,
     memory_table,
     offload_table,
-    percent,
     sent_table,
     traffic_table,
 )
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
 from zsim.report.views.text.plain import WIDTH
 from zsim.report.views.text.sentences import headline
-from zsim.units import GIGABYTES, format_flops, format_seconds
+from zsim.units import GIGABYTES, format_flops, format_percent, format_seconds
 from zsim.validated.validation import Validation, describe_unexplained, format_validation
 
 if TYPE_CHECKING:
@@ -156,11 +155,11 @@ def _fit(report: Report) -> Text:
 def _speed(report: Report) -> RichTable:
     tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
     table = _grid()
-    mfu = f"{percent(report.mfu_fraction)} {report.mfu_peak}".rstrip()
-    hfu = percent(report.hfu_fraction)
+    mfu = f"{format_percent(report.mfu_fraction)} {report.mfu_peak}".rstrip()
+    hfu = format_percent(report.hfu_fraction)
     if report.work.is_much_masked and report.mfu_fraction is not None:
-        mfu += f" (unmasked {percent(report.masked_mfu_fraction)})"
-        hfu += f" (unmasked {percent(report.masked_hfu_fraction)})"
+        mfu += f" (unmasked {format_percent(report.masked_mfu_fraction)})"
+        hfu += f" (unmasked {format_percent(report.masked_hfu_fraction)})"
     table.add_row("step", format_seconds(report.step_seconds), "MFU", mfu)
     table.add_row("tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", hfu)
     if report.allocator is not None and report.allocator.retries:
@@ -177,7 +176,7 @@ def _speed(report: Report) -> RichTable:
         "model FLOP/s/GPU",
         "-" if flops is None else format_flops(flops),
         "overlap",
-        percent(report.overlap_fraction),
+        format_percent(report.overlap_fraction),
     )
     return _narrow_columns(table)
 

@@ -80,7 +80,7 @@ class DecoderExperts(_Table):
     num_dense: tuple[str, int] = ("first_k_dense_replace", 0)
     """The key of the number of leading dense layers, where no `mlp_layer_types` say it."""
     last: str = ""
-    """The key of the number of the last layer with experts."""
+    """The key of the number of the last layer with experts. -1 for the model's last."""
 
 
 class Decoder(_Table):
@@ -243,8 +243,8 @@ class _Builder:
         if experts is None:
             return frozenset(range(layers))
         first = self.config.integer(*experts.num_dense, minimum=0)
-        last = self.config.integer(experts.last, layers - 1, minimum=-1) % layers if experts.last else None
-        return dense_layers(self.config, layers, first, last)
+        last = self.config.integer(experts.last, -1, minimum=-1) if experts.last else -1
+        return dense_layers(self.config, layers, first, layers if last == -1 else last + 1)
 
     def _block(self, kind: tuple[int | None, bool]) -> Block:
         window, is_dense = kind

@@ -25,6 +25,7 @@ from zsim.specs.model.families.llama import build_unique_blocks, layer_windows
 from zsim.specs.model.spec import Block, Linear, Loss, ModelSpec, Module, Parameter
 
 _LM = "ForMaskedLM"
+_KINDS = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 
 
 def bert(config: ConfigReader) -> ModelSpec:
@@ -33,13 +34,13 @@ def bert(config: ConfigReader) -> ModelSpec:
 
 
 def roberta(config: ConfigReader) -> ModelSpec:
-    """BERT's block. Two rows of the positions are not used."""
-    return _bert(config, "Roberta", "roberta", spare_rows=2)
+    """BERT's block. Two rows of the positions are not used. XLM-RoBERTa and CamemBERT are the same."""
+    return _bert(config, _KINDS[config.family], "roberta", spare_rows=2)
 
 
 def _bert(config: ConfigReader, kind: str, root: str, *, spare_rows: int) -> ModelSpec:
     _check_architecture(config, kind)
-    config = config.add_defaults(vocab_size=30522 if kind == "Bert" else 50265)
+    config = config.add_defaults(vocab_size=50265 if kind == "Roberta" else 30522)
     hidden, vocab = config.integer("hidden_size", 768), config.integer("vocab_size")
     positions, types = config.integer("max_position_embeddings", 512), config.integer("type_vocab_size", 2)
     dropout, act = config.fraction("hidden_dropout_prob", 0.1), config.string("hidden_act", "gelu")

@@ -16,7 +16,7 @@ from zsim.operations.mixers.mamba2 import StateSpace
 from zsim.operations.operation import Role
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import activation, linear, replace_op_fields
-from zsim.specs.model.families.llama import QkNorm, Shape, attention_modules
+from zsim.specs.model.families.llama import Shape, attention_modules
 from zsim.specs.model.spec import Module, Parameter
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -154,6 +154,7 @@ def state_space_layer(
     taps: int = 4,
     conv_bias: bool = True,
     bias: bool = False,
+    out_bias: bool | None = None,
     has_norm: bool = True,
 ) -> list[Module]:
     """Mamba-2: one product for gate, inputs, B, C and time steps, the scan, its norm, and a product."""
@@ -165,7 +166,7 @@ def state_space_layer(
         convolution(f"{root}.conv1d", width + 2 * groups, taps, bias=conv_bias, is_recomputed=True),
         Module(root, work, states),
         *norm,
-        linear(f"{root}.out_proj", width, hidden, bias=bias),
+        linear(f"{root}.out_proj", width, hidden, bias=bias if out_bias is None else out_bias),
     ]
 
 
@@ -244,14 +245,13 @@ def gated_attention(
     shape: Shape,
     *,
     bias: bool = False,
-    qk_norm: QkNorm = "each head",
     norm: str = "rms",
     rotary_width: int | None = None,
 ) -> list[Module]:
     """Attention whose output is multiplied by the sigmoid of a gate, which `q_proj` makes beside queries."""
     queries = shape.heads * shape.head_dim
     modules: list[Module] = []
-    for module in attention_modules(shape, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm, norm=norm):
+    for module in attention_modules(shape, qkv_bias=bias, o_bias=bias, qk_norm="each head", norm=norm):
         if module.name == "self_attn.q_proj":
             module = linear(module.name, shape.hidden, 2 * queries, bias=bias)
         elif module.role is Role.MIXER:

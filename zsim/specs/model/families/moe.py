@@ -129,14 +129,13 @@ def registration_order(mlp: Sequence[str], attention: Sequence[str] = ()) -> tup
     return (*first, *dense, *mlp, *norms)
 
 
-def dense_layers(config: ConfigReader, layers: int, first: int, last: int | None = None) -> frozenset[int]:
+def dense_layers(config: ConfigReader, layers: int, first: int, end: int | None = None) -> frozenset[int]:
     """Numbers of the layers without experts: those that `mlp_layer_types` calls dense, or without that key
-    the `first` ones and those after `last`.
+    the `first` ones and those from `end` on.
     """
     kinds = config.strings("mlp_layer_types")
     if not kinds:
-        end = layers if last is None else last + 1
-        return frozenset((*range(min(first, layers)), *range(end, layers)))
+        return frozenset((*range(min(first, layers)), *range(layers if end is None else end, layers)))
     if len(kinds) != layers:
         raise config.error(f"'mlp_layer_types' names {len(kinds)} layers; expected {layers}")
     return frozenset(index for index, kind in enumerate(kinds) if kind == "dense")

@@ -128,7 +128,10 @@ def falcon_h1(config: ConfigReader) -> ModelSpec:
     width = config.optional_integer("mamba_d_ssm") or 0
     if "mamba_d_ssm" not in config.values:
         width = 1024
-    mamba = _mamba2(config, shape, width, has_norm=config.boolean("mamba_rms_norm", False))
+    mamba = _mamba2(
+        config, shape, width, has_norm=config.boolean("mamba_rms_norm", False),
+        out_bias=config.boolean("projectors_bias", False),
+    )  # fmt: skip
     attention = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
     attention[0] = linear(
         "self_attn.q_proj", shape.hidden, shape.heads * shape.head_dim, bias=has_bias, shares_input=True
@@ -213,12 +216,19 @@ def _mamba(config: ConfigReader, shape: Shape) -> list[Module]:
     ]  # fmt: skip
 
 
-def _mamba2(config: ConfigReader, shape: Shape, width: int = 0, *, has_norm: bool = True) -> list[Module]:
+def _mamba2(
+    config: ConfigReader,
+    shape: Shape,
+    width: int = 0,
+    *,
+    has_norm: bool = True,
+    out_bias: bool | None = None,
+) -> list[Module]:
     work = state_space(config, shape.hidden, width)
     return state_space_layer(
         "mamba", shape.hidden, work, taps=config.integer("mamba_d_conv", 4),
         conv_bias=config.boolean("mamba_conv_bias", True), bias=config.boolean("mamba_proj_bias", False),
-        has_norm=has_norm,
+        has_norm=has_norm, out_bias=out_bias,
     )  # fmt: skip
 
 
