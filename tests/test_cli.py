@@ -98,7 +98,7 @@ def test_a_model_trains_by_the_same_defaults_with_a_file_and_without(tmp_path: P
     named, filed = zsim("run", *changes).stdout, zsim("run", str(file), *changes).stdout
     assert filed.splitlines()[:8] == named.splitlines()[:8]
     assert named.splitlines()[1] == "bf16, full activation checkpointing"
-    assert "the model is changed from 'llama-3-70b' to 'gpt2'" in " ".join(named.split())
+    assert "'gpt2' in place of 'llama-3-70b'" in " ".join(named.split())
 
 
 def test_a_training_file_is_not_simulated_for_a_model_or_cluster_that_nobody_named(tmp_path: Path) -> None:

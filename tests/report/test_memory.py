@@ -113,7 +113,7 @@ def test_an_op_issued_ahead_of_the_step_is_at_its_start(make_memory: Callable[..
     ]
     finding = there(first_over_capacity(make_memory(events), {"gpu": 80, "host": 80}))
     assert (finding.op, finding.pool, finding.seconds) == ("gather", "gpu", 0.0)
-    assert "'gather', issued ahead of the step, is the first that exceeds 80 B" in missing_memory(finding)
+    assert "the first op without room is 'gather', which lacks" in missing_memory(finding)
 
 
 def test_the_earliest_pool_to_overflow_is_the_finding(make_memory: Callable[..., MemoryEvents]) -> None:

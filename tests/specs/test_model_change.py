@@ -25,7 +25,7 @@ kind = "deepspeed"
 stage = 3
 """
 STAYS = (
-    "the model is changed from 'llama-3-70b' to '{}'; what training says stays: sequence_length 8192, "
+    "'{}' in place of 'llama-3-70b', with the same [training]: sequence_length 8192, "
     "activation_checkpointing full"
 )
 

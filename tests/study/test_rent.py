@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 import zsim
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.notebook.renting import RentResult
 from zsim.specs.experiment.load import change_experiment
 from zsim.study.rent.question import usual_batch
+from zsim.study.rent.rent import search_clusters
+from zsim.study.rent.text import rent_lines
+from zsim.study.tune.evaluate import Evaluator
 
 SMALL = {"model": "llama-3.2-1b", "sequence_length": 1024, "jobs": 1}
 
@@ -129,6 +134,26 @@ def test_a_cluster_without_a_price_is_sorted_by_gpu_hours() -> None:
     assert rents.offers[0].gpu_hours > 0
 
 
+def test_a_cluster_that_costs_much_more_by_a_lower_bound_is_not_simulated(rents: RentResult) -> None:
+    """Eight H100 cost twice what one A100 does, and no less than what they are skipped for."""
+    names = ["aws-p5", "dgx-a100-80gb"]
+    evaluator = Evaluator(simulator=Simulator())
+    searches = search_clusters(rents.question, rents.prices, names, evaluator, 1.25)
+    cheapest, skipped = searches["dgx-a100-80gb"].offer, searches["aws-p5"]
+    assert cheapest is not None
+    assert skipped.offer is None
+    assert skipped.least_outlay is not None
+    full = next(offer for offer in rents.offers if offer.cluster == "aws-p5")
+    assert 1.25 * cheapest.outlay < skipped.least_outlay <= full.outlay
+    found = replace(rents, searches=list(searches.values()))
+    assert "dearer by a lower bound, in USD: aws-p5 (from 0." in " ".join(rent_lines(found))
+
+
+def test_a_gpu_is_rented_by_its_name() -> None:
+    rents = zsim.rent(tokens="2M", clusters=["H200"], max_gpus=1, **SMALL)  # type: ignore[arg-type]
+    assert [offer.cluster for offer in rents.offers] == ["hgx-h200"]
+
+
 def test_the_usual_batch_is_that_of_llama_2() -> None:
     """Fine-tuning has 64 sequences, pretraining 4M tokens, which are 1,024 sequences of 4,096."""
     assert usual_batch(20e6, 4096) == 64
@@ -145,7 +170,7 @@ def test_the_usual_batch_is_that_of_llama_2() -> None:
         ({"model": "llama-3.2-1b", "tokens": "2M", "max_money": 0}, "--max-money 0: expected more than 0"),
         ({"model": "llama-3.2-1b", "tokens": "2M", "max_hours": 0}, "--max-hours 0: expected more than 0"),
         ({"model": "llama-3.2-1b", "tokens": "2M", "method": "dora"}, "expected one of full, lora, qlora"),
-        ({"model": "llama-3.2-1b", "tokens": "2M", "clusters": ["h100"]}, "unknown cluster"),
+        ({"model": "llama-3.2-1b", "tokens": "2M", "clusters": ["h1000"]}, "unknown cluster"),
         ({"model": "llama-3.2-1b", "tokens": "2M", "samples": 9}, "both tokens and samples"),
     ],
 )

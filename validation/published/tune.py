@@ -1,26 +1,12 @@
-"""Run `zsim tune` on published runs: `python -m validation.published.tune` searches the whole spaces (a few
-minutes), and rewrites tuned.json in this folder and the table of docs/recipes/tune.md.
-
-Each setting is the published configuration as an experiment; assumed batch sizes are marked as such. Times on
-both sides are zsim's."""
+"""Published configurations as experiments, for `zsim tune`. Batch sizes that are assumed are marked so."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import zsim
-from zsim.study.tune.text import format_change
-from zsim.study.tune.tune import Tuning, tune
-from zsim.units import format_bytes, format_seconds
 
-RESULTS = Path(__file__).with_name("tuned.json")
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "tune.md"
-TABLE = re.compile(r"(<!-- python -m validation\.published\.tune -->\n).*?(?=\n\n)", re.DOTALL)
 _NVME = {"device": "nvme", "nvme_path": "/nvme"}
 
 
@@ -90,56 +76,3 @@ SETTINGS = (
         }},
     }),
 )  # fmt: skip
-
-
-def result_of(tuned: Tuning) -> dict[str, Any]:
-    """The stored result of a search: the best as overrides of the experiment, time and memory of both
-    sides."""
-    assert tuned.given is not None
-    best = tuned.best[0]
-    return {
-        "overrides": best.candidate.overrides,
-        "changes": [format_change(change) for step in tuned.steps for change in step.changes],
-        "given": {"seconds": tuned.given.seconds, "gpu_bytes": tuned.given.gpu_bytes},
-        "found": {"seconds": best.seconds, "gpu_bytes": best.gpu_bytes},
-        "configurations": tuned.search.num_candidates,
-        "simulated": tuned.num_simulated,
-    }
-
-
-def table_lines(results: dict[str, dict[str, Any]]) -> list[str]:
-    """One row per setting: published, found, and the changes."""
-    lines = [
-        "| published | as published | found | less | what changes | simulated |",
-        "|---|---:|---:|---:|---|---:|",
-    ]
-    for name, result in results.items():
-        less = (1 - result["found"]["seconds"] / result["given"]["seconds"]) * 100
-        lines.append(
-            f"| {name} | {_cell(result['given'])} | {_cell(result['found'])} | {less:.1f} % | "
-            f"{'; '.join(result['changes']) or 'nothing'} | {result['simulated']} of "
-            f"{result['configurations']} |"
-        )
-    return lines
-
-
-def _cell(side: dict[str, Any]) -> str:
-    return f"{format_seconds(side['seconds'])}, {format_bytes(side['gpu_bytes'])}"
-
-
-def main(names: list[str]) -> None:
-    """Run the settings whose names contain one of `names`; all settings if there are no names."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for setting in SETTINGS:
-        if not names or any(name in setting.name for name in names):
-            results[setting.name] = result_of(tune(setting.load(), count=1))
-            print(setting.name, results[setting.name], flush=True)
-    results = {setting.name: results[setting.name] for setting in SETTINGS if setting.name in results}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    text = DOCUMENT.read_text(encoding="utf-8")
-    table = "\n".join(table_lines(results))
-    DOCUMENT.write_text(TABLE.sub(lambda match: match[1] + table, text, count=1), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

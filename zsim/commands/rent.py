@@ -67,7 +67,8 @@ def rent(
 ) -> None:
     """Which cluster to rent, and how many GPUs: the cheapest that ends in time, for every preset.
 
-    A coarse search of about a second per cluster. The cluster of an experiment file does not count.
+    A coarse search, which simulates the clusters that may be among the cheapest. The cluster of an experiment
+    file does not count.
     """
     from zsim.notebook.renting import rent as find_rents
 

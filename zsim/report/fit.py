@@ -49,7 +49,7 @@ def fit_of(report: Report) -> Fit:
 def _usage_sentence(report: Report) -> str:
     if report.out_of_memory is not None:
         kind = report.experiment.get("strategy", {}).get("kind", "")  # a recorded job has none
-        return f"{missing_memory(report.out_of_memory, kind)} The times below assume it did"
+        return f"{missing_memory(report.out_of_memory, kind)} The times below are as if it fitted"
     sentence = f"{_peak_usage(report)} on the fullest GPU"
     if report.allocator is None:
         return sentence

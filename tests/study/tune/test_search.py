@@ -13,7 +13,7 @@ from zsim.engine.micro_batches import NUM_SAMPLED, limit_micro_batches
 from zsim.errors import InputError, ZsimError
 from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH
 from zsim.study.tune.candidates import Candidate, candidates
-from zsim.study.tune.evaluate import Evaluator, memory_of
+from zsim.study.tune.evaluate import CandidateResult, Evaluator, memory_of
 from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.search import cheapest, fastest, search
 from zsim.study.tune.settings import base_of
@@ -33,8 +33,8 @@ TIGHT = {"ddp": "1.78 GB", "fsdp1": "1.65 GB", "megatron": "1.65 GB"}
 
 
 def everything(space: list[Candidate]) -> list[tuple[float, int, int]]:
-    """(seconds, number, GPU bytes) of every configuration that fits, the fastest first; those for which
-    torch's allocator may find no room last."""
+    """(seconds, number, GPU bytes) of every configuration that fits, the fastest by the odds that it fits
+    first; those for which torch's allocator may find no room last."""
     found = []
     for candidate in space:
         try:
@@ -43,8 +43,10 @@ def everything(space: list[Candidate]) -> list[tuple[float, int, int]]:
             continue
         if report.fits:
             is_risky = report.allocator is not None and report.allocator.may_run_out
-            found.append((is_risky, report.step_seconds, candidate.number, report.peaks["gpu"].total))
-    return [row[1:] for row in sorted(found)]
+            value = report.step_seconds / min(1.0, report.verdict.probability / 0.9)
+            row = report.step_seconds, candidate.number, report.peaks["gpu"].total
+            found.append((is_risky, value, *row))
+    return [row[2:] for row in sorted(found)]
 
 
 @pytest.mark.parametrize("is_tight", [False, True], ids=["roomy", "tight"])
@@ -73,6 +75,22 @@ def test_what_torch_may_have_no_room_for_comes_last(make_tiny: Tiny) -> None:
     assert not safe.may_run_out
     assert risky.seconds < safe.seconds
     assert min([risky, safe], key=lambda m: m.objective_value(fastest)) is safe
+
+
+def test_a_risky_configuration_is_first_only_where_it_gains_more_than_its_odds_lose(make_tiny: Tiny) -> None:
+    """At 45 % it counts twice as long as at 90 %."""
+    evaluator = Evaluator()
+    space = candidates([base_of(make_tiny({"kind": "ddp"}))])
+    safe = next(m for m in evaluator.simulate(space) if m is not None)
+
+    def doubtful(speedup: float) -> CandidateResult:
+        row = {"verdict": "likely does not fit", "fits_probability": 0.45}
+        return replace(safe, row={**safe.row, **row, "step_seconds": safe.seconds / speedup})
+
+    for speedup, is_first in ((1.9, False), (2.1, True)):
+        risky = doubtful(speedup)
+        best = min([safe, risky], key=lambda m: m.objective_value(fastest))
+        assert (best is risky) == is_first
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -189,8 +189,7 @@ def _apply_model_change(data: Mapping[str, Any], overrides: Mapping[str, Any]) -
         settings = ", ".join(f"{key} {_format_setting(value)}" for key, value in kept_settings.items())
         notes.insert(
             0,
-            f"the model is changed from {_model_name(old)} to {_model_name(new)}; what "
-            f"training says stays: {settings}",
+            f"{_model_name(new)} in place of {_model_name(old)}, with the same [training]: {settings}",
         )
     return {**data, "training": training, "notes": [*data.get("notes", ()), *notes]}
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
-from zsim.specs.presets import topology_preset_names
+from zsim.specs.presets import is_topology, server_of_gpu, topology_preset_names
 from zsim.specs.prices import PriceList
 from zsim.study.rent.offer import Offer
 from zsim.study.rent.question import RentQuestion
@@ -94,6 +94,7 @@ def search_rents(
 
     Raises InputError where a cluster is unknown, and where no cluster can run the training at all.
     """
+    clusters = [name if is_topology(name) else server_of_gpu(name) or name for name in clusters]
     names = list(clusters) or [name for name in topology_preset_names() if name in prices.cluster]
     names += [] if clusters else [name for name in prices.cluster if name not in names]
     left_out = () if clusters else [name for name in topology_preset_names() if name not in names]
@@ -102,7 +103,7 @@ def search_rents(
     # Plans hold no hardware, so that clusters share them.
     evaluator = Evaluator(jobs, on_done=on_done, simulator=Simulator())
     start = question.base(names[0], question.model_ranks, question.kinds[0], evaluator.simulator).job
-    by_name = _search_clusters(question, prices, names, evaluator, inf if clusters else _DEARER)
+    by_name = search_clusters(question, prices, names, evaluator, inf if clusters else _DEARER)
     searches = [by_name[name] for name in names]
     if all(search.offer is None and not search.counts for search in searches):
         raise InputError(f"rent: {searches[0].cluster}: {searches[0].reason}")
@@ -112,7 +113,7 @@ def search_rents(
     )  # fmt: skip
 
 
-def _search_clusters(
+def search_clusters(
     question: RentQuestion, prices: PriceList, names: Sequence[str], evaluator: Evaluator, dearer: float
 ) -> dict[str, ClusterSearch]:
     """The outcome on each cluster, best first: the cluster that may be the cheapest by what is known of it is

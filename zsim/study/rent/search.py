@@ -1,10 +1,10 @@
 """A coarse search on one cluster: how many of its GPUs, and the configuration to run on them.
 
 On each number of GPUs the configurations are planned in the order in which they cost time: recomputing more
-comes before a loss without all logits, which comes before offloading. The first one that fits is taken. Where
-its plan waits for traffic, larger micro-batches are planned too, which need it less often. Numbers of GPUs
-grow by factors of two from the least that could finish in time, until more would cost more. Of these plans
-the cheapest by their lower bounds are simulated, until no other can be much cheaper.
+comes before a loss without all logits, which comes before offloading. The first one that fits safely is
+taken, or else the first that likely fits. Where its plan waits for traffic, larger micro-batches are planned
+too, which need it less often. Numbers of GPUs grow by factors of two from the least that could finish in
+time, until more would cost more. Of these plans the two cheapest by their lower bounds are simulated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
+from zsim.report.job_features import framework_title
+from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.prices import Price
 from zsim.study.differences import verdict_of_row
 from zsim.study.rent.offer import Offer, offer_of
@@ -22,12 +24,14 @@ from zsim.study.tune.axis import MICRO_BATCH, AxisChoice
 from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import Candidate, structure_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
+from zsim.validated.verdict import verdict_of
 
 _MAX_COUNTS = 5  # numbers of GPUs that are tried
 _EXPOSED = 0.15  # of a step, from which on larger micro-batches are tried
 _NEAR = 0.95  # of the cheapest: a lower bound from there on is not simulated, since steps take more
 _MAX_SIMULATED = 4  # configurations of a cluster, and of these at most so many on one number of GPUs:
 _MAX_RETRIES = 3
+_MAX_OFFERS = 2  # numbers of GPUs of a cluster that are simulated
 _WORTH = 0.01  # of the money, below which more GPUs are not cheaper
 _SHORT = "runs short"  # a verdict: torch's allocator gives its cache back in every step
 _CHECKPOINTING, _LOSS, _BATCH, _OFFLOAD = "checkpointing", "cross-entropy", "micro-batch", "offload"
@@ -60,6 +64,8 @@ class _Planned:
     """The least time of the plan, with the traffic of each resource."""
     kernel_seconds: float
     """The least time of its kernels alone."""
+    is_safe: bool
+    """Whether its tensors fit with a probability of at least 90 %."""
 
     @property
     def outlay(self) -> float:
@@ -155,14 +161,13 @@ class ClusterQuestion:
 
     def _best_planned(self, count: int) -> _Planned | None:
         """The fastest by their bounds of the first configurations of each strategy that fit. None where none
-        fits.
+        does.
         """
         best: _Planned | None = None
         for kind in self._question.kinds:
             base = self._base(count, kind)
             limit = inf if best is None else best.seconds
-            plans = (_planned(self._evaluator, candidate, limit) for candidate in _candidates(base))
-            first = next((planned for planned in plans if planned is not None), None)
+            first = _first_planned(self._evaluator, base, limit)
             if first is not None:
                 first = _enlarge_micro_batches(self._evaluator, first)
             if first is not None and (best is None or first.seconds < best.seconds):
@@ -180,7 +185,9 @@ class ClusterQuestion:
         quick = [planned for planned in self._plans if planned not in slow]
         order = sorted(quick, key=lambda plan: (_is_offloaded(plan.candidate), plan.outlay)) or slow[-1:]
         for planned in order:
-            if self._planned_outlay(planned) >= cheapest * _NEAR or budget <= 0:
+            if len(offers) == _MAX_OFFERS or budget <= 0:
+                break
+            if self._planned_outlay(planned) >= cheapest * _NEAR:
                 continue
             result, simulated = _first_safe_result(self._evaluator, planned.candidate, budget)
             budget -= simulated
@@ -234,6 +241,19 @@ def _counts(question: RentQuestion, per_node: int, price: Price | None) -> list[
     return [count for count in counts if count <= most and question.allows(count)]
 
 
+def _first_planned(evaluator: Evaluator, base: Base, limit: float) -> _Planned | None:
+    """The first configuration of a strategy whose tensors fit safely, or else the first that likely fit. None
+    where none does in less than `limit` seconds.
+    """
+    likely: _Planned | None = None
+    for candidate in _candidates(base):
+        planned = _planned(evaluator, candidate, limit)
+        if planned is not None and planned.is_safe:
+            return planned
+        likely = likely or planned
+    return likely
+
+
 def _planned(evaluator: Evaluator, candidate: Candidate, limit: float) -> _Planned | None:
     """The candidate with the bound of its plan. None if it is likelier not to fit, or cannot take less than
     `limit` seconds.
@@ -244,7 +264,10 @@ def _planned(evaluator: Evaluator, candidate: Candidate, limit: float) -> _Plann
     (memory,) = evaluator.memory([candidate])
     if memory is None or not evaluator.fits(memory) or memory.least_seconds >= limit:
         return None
-    return _Planned(candidate, memory.least_seconds, bound.seconds)
+    job = candidate.base.job
+    load = max(memory.peaks[device] / max(1, memory.limits[device]) for device in memory.peaks)
+    verdict = verdict_of(load, framework_title(job), is_mixture=has_experts(job.model))
+    return _Planned(candidate, memory.least_seconds, bound.seconds, verdict.word == "fits")
 
 
 def _enlarge_micro_batches(evaluator: Evaluator, start: _Planned) -> _Planned:
@@ -263,7 +286,9 @@ def _enlarge_micro_batches(evaluator: Evaluator, start: _Planned) -> _Planned:
         larger = larger.replace_choice(_BATCH, batch, larger.number)
         variants = [larger, *(larger.replace_choice(_LOSS, loss, larger.number) for loss in losses)]
         plans = (_planned(evaluator, variant, best.seconds * (1 - _WORTH)) for variant in variants)
-        planned = next((planned for planned in plans if planned is not None), None)
+        planned = next(
+            (planned for planned in plans if planned is not None and planned.is_safe >= start.is_safe), None
+        )
         if planned is None:
             break
         best = planned

@@ -27,6 +27,7 @@ from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
+from zsim.study.differences import verdict_of_row
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
@@ -42,6 +43,7 @@ from zsim.study.tune.axis import (
 from zsim.study.tune.bounds import Bound, Bounds, least_seconds
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.days import RunDays, best_run
+from zsim.validated.verdict import LEVEL
 
 # Processes take seconds to start and share no work with this one, so short searches finish sooner
 # without them: they are started only after this much processor time.
@@ -100,10 +102,19 @@ class CandidateResult:
         return bool(self.row["allocator_failures"])
 
     def objective_value(self, objective: Callable[[float, int], float]) -> float:
-        """The objective's value, to be minimised. Infinite if torch may run out of memory."""
+        """The objective's value, to be minimised. Infinite if torch may run out of memory, and larger by how
+        much less likely it fits than 90 %.
+        """
         if self.may_run_out:
             return inf
-        return objective(self.seconds, self.gpus) if self.days is None else self.days.days
+        value = objective(self.seconds, self.gpus) if self.days is None else self.days.days
+        return value / self.relative_odds
+
+    @property
+    def relative_odds(self) -> float:
+        """The probability that it fits over that of a configuration that is told to fit, at most 1."""
+        verdict = verdict_of_row(self.row)
+        return 1.0 if verdict is None else min(1.0, verdict.probability / LEVEL)
 
     @property
     def gpus(self) -> int:

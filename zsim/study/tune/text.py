@@ -87,6 +87,8 @@ def verdict(tuning: Tuning) -> str:
         return text
     gain = 1 - best.seconds / tuning.given.seconds
     given_text = format_seconds(tuning.given.seconds)
+    if gain <= -5e-4:
+        return f"{text}; the {given_text} given {given_words(tuning)}"
     if gain <= 5e-4:
         return f"{text}, as given"
     doubt = "" if is_distinguishable(best.row, tuning.given.row) else f": {NO_DIFFERENCE}"

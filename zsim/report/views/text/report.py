@@ -188,7 +188,7 @@ def _range(report: Report, validation: Validation) -> Text:
     if unexplained := describe_unexplained(validation):
         text.append(f"\n{unexplained}", style="yellow")
     if validation.extrapolates:
-        text.append(f"\nbeyond them: {'; '.join(validation.extrapolates)}", style="yellow")
+        text.append(f"\nextrapolates: {'; '.join(validation.extrapolates)}", style="yellow")
     return text
 
 

@@ -39,14 +39,14 @@ def format_trust(report: Report) -> str:
     sentence += f" ({validation.regime})" if validation.runs else ""
     unexplained = describe_unexplained(validation)
     sentence += f". {unexplained[0].upper()}{unexplained[1:]}" if unexplained else ""
-    beyond = f" Beyond them: {'; '.join(validation.extrapolates)}." if validation.extrapolates else ""
+    beyond = f" Extrapolates: {'; '.join(validation.extrapolates)}." if validation.extrapolates else ""
     return f"{sentence}.{beyond}"
 
 
-NO_GPUS = "More GPUs alone, up to 65,536, would not hold all tensors with these settings"
+NO_GPUS = "More GPUs alone, up to 65,536, would not help"
 NO_REMEDY = (
-    "Nothing that was tried on these GPUs makes it fit: sharding, checkpointing, offloading, smaller "
-    "micro-batches, larger degrees of parallelism, LoRA"
+    "None of these makes it fit on these GPUs: sharding, checkpointing, offloading, smaller micro-batches, "
+    "larger degrees of parallelism, LoRA"
 )
 
 
@@ -57,9 +57,7 @@ def missing_memory(finding: OutOfMemory, kind: str = "") -> str:
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
     pool = _POOLS.get(finding.pool, finding.pool)
     # A host that runs ahead has issued some of a step's ops before the step begins.
-    time_text = (
-        f"issued at {format_seconds(finding.seconds)}" if finding.seconds else "issued ahead of the step"
-    )
+    time_text = f", issued at {format_seconds(finding.seconds)}" if finding.seconds else ""
     capacity = format_bytes(finding.capacity_bytes)
     if finding.op == START_UP:
         text = (
@@ -68,13 +66,13 @@ def missing_memory(finding: OutOfMemory, kind: str = "") -> str:
         )
     elif finding.seconds == 0 and finding.op in ("", "start"):
         text = (
-            f"{pool}: what is held from the start exceeds {capacity} by {missing}; by {at_peak} at the peak"
+            f"{pool}: the peak exceeds {capacity} by {at_peak}, and what is held from the start by {missing}"
         )
     else:
         op = f"'{finding.op}'" if finding.op else "an op"
         text = (
-            f"{pool}: {op}, {time_text}, is the first that exceeds {capacity}, by {missing}; by "
-            f"{at_peak} at the peak"
+            f"{pool}: the peak exceeds {capacity} by {at_peak}; the first op without room is "
+            f"{op}{time_text}, which lacks {missing}"
         )
     remedy = "" if finding.remedy is None else f" {format_remedy(finding.remedy)}"
     if finding.least_gpus is not None:
