@@ -25,7 +25,7 @@ from zsim.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
 from zsim.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.frameworks.deepspeed.stage3.gradients import MAX_EVENTS, Zero3Gradients
 from zsim.frameworks.deepspeed.stage3.module_order import ROOT
-from zsim.frameworks.deepspeed.stage3.synchronized_gather import SynchronizedGatherer, without_trace
+from zsim.frameworks.deepspeed.stage3.synchronized_gather import SynchronizedGatherer, drop_trace
 from zsim.frameworks.deepspeed.zeropp.gather import (
     QuantizedGatherer,
     SecondaryGatherer,
@@ -49,7 +49,7 @@ class Zero3Schedule(Zero3Gradients):
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage, config)
-        zero = without_trace(config.zero) if config.fetches_one_by_one else config.zero
+        zero = drop_trace(config.zero) if config.fetches_one_by_one else config.zero
         self.coordinator = Coordinator(self.trace, zero, self.store, self.group.name)
         self.gather_stream = "all_gather" if self.zero.overlap_comm else COMPUTE
         self.secondary = self._make_secondary()

@@ -32,7 +32,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Group
 
 
-def without_trace(zero: ZeroConfig) -> ZeroConfig:
+def drop_trace(zero: ZeroConfig) -> ZeroConfig:
     """The settings that act as DeepSpeed's do. See [Note: a trace one step off]."""
     return zero.model_copy(update={"prefetch_bucket_size": 0, "max_reuse_distance": 0})
 
