@@ -42,7 +42,7 @@ class Result(Displayable):
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of all ranks, with every micro-batch."""
+        """The plan of all ranks, with every micro-batch, unless `[simulation]` asks for few."""
         return make.make_plan(self.job) if self.step.is_loop else self.step.outcome.plan
 
     @cached_property

@@ -10,6 +10,7 @@ from zsim import Experiment
 from zsim.api import Result, simulate
 from zsim.engine import micro_batches
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
+from zsim.report.views.html.timeline import report_timeline
 from zsim.specs.experiment.resolve import resolve
 
 
@@ -85,7 +86,7 @@ def test_the_report_of_a_loop_is_that_of_all_its_micro_batches(
     strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every number of the report but the simulation's own: seconds by cause, calls, traffic, energy, range,
-    critical path and memory. Six and five micro-batches are simulated, and no trace is made of eighteen."""
+    critical path and memory. Six and seven micro-batches are simulated, and no trace is made of eighteen."""
     looped, whole = simulate(looped_job(strategy)), unrolled(looped_job(strategy), monkeypatch)
     assert looped.step.is_loop
     assert not whole.step.is_loop
@@ -94,6 +95,37 @@ def test_the_report_of_a_loop_is_that_of_all_its_micro_batches(
     for simulated in (content, expected):
         del simulated["simulation"]
     assert close(content) == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"faults": {"slow_gpus": {"3": 1.3}}},
+        {
+            "training": {
+                "sequence_length": 256, "micro_batch_size": 1, "gradient_accumulation_steps": 18,
+                "device_max_connections": 1,
+            }
+        },
+    ],
+    ids=["a slow GPU", "one hardware queue"],
+)  # fmt: skip
+def test_the_report_of_a_loop_whose_ranks_or_streams_wait_is_that_of_all_its_micro_batches(
+    data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its notes on waits are those of the whole step, and so is the timeline of its page."""
+    experiment = Experiment(**(looped_job({"kind": "fsdp2"}).model_dump(exclude_unset=True) | data))
+    looped, whole = simulate(experiment), unrolled(experiment, monkeypatch)
+    assert looped.step.is_loop
+    content, expected = looped.report.to_dict(), whole.report.to_dict()
+    for simulated in (content, expected):
+        del simulated["simulation"]
+    assert close(content) == expected
+    timelines = [
+        report_timeline(result.report, result.trace.rank_view(result.report.rank)).data
+        for result in (looped, whole)
+    ]
+    assert [len(bars["y"]) for bars in timelines[0]] == [len(bars["y"]) for bars in timelines[1]]
 
 
 def test_the_plan_and_the_trace_of_a_loop_have_all_micro_batches() -> None:

@@ -144,6 +144,12 @@ class ExperimentOptions:
                 raise InputError(
                     f"--gpu {self.gpu} and --cluster {self.cluster} both name a cluster; expected one"
                 )
+            if not is_topology(self.gpu) and server_of_gpu(self.gpu) is None:
+                near = near_topologies(self.gpu)[:_MOST_SERVERS]
+                raise InputError(
+                    f"--gpu {self.gpu}: names no single machine; expected --cluster with "
+                    + (f"one that is near: {', '.join(near)}" if near else "a preset (`zsim presets`)")
+                )
             return replace(self, gpu=None, cluster=self.gpu).load()
         for key in ("model", "cluster", "nodes", "gpus"):
             value = getattr(self, key)

@@ -140,8 +140,12 @@ def _run(
         return _run_rl(experiment, json_, out, is_brief=detail == "brief")
     result = simulate(experiment, unfold=unfold, on_job=_warn_of_size)
     files: dict[str, Path] = {}
+    problem: InputError | None = None
     if out is not None:
-        files |= _write_all(result, out)
+        try:
+            files |= _write_all(result, out)
+        except InputError as error:  # a trace too large to make, of a step that was simulated without
+            problem = error
     if is_output(json_):
         print(format_json(result.report.to_dict()), end="")
     else:
@@ -154,6 +158,8 @@ def _run(
                 print_file(kind, path)
         else:
             print_report(result.report, files=files, is_full=detail == "full")
+    if problem is not None:
+        raise problem
     return result.report.verdict.exit_code
 
 
@@ -198,8 +204,13 @@ def _warn_of_size(job: Job) -> None:
     """Say on stderr, before it is simulated, that a step is large."""
     from zsim.specs.experiment.training.resolve import size_warning
 
-    every = job.simulation.every_micro_batch
-    warning = size_warning(job.model, job.training, job.parallelism, every_micro_batch=every)
+    warning = size_warning(
+        job.model,
+        job.training,
+        job.parallelism,
+        every_micro_batch=job.simulation.every_micro_batch,
+        may_repeat=job.jitter is None and not job.colocated_jobs and job.sequences is None,
+    )
     if warning is not None:
         typer.echo(f"note: {warning}", err=True)
 

@@ -87,7 +87,7 @@ def find_period(prepared: PreparedJob, ranks: Sequence[SimulatedRank]) -> Period
 
 
 def _find_loop(program: Program) -> MicroBatchLoop | None:
-    """The last three micro-batches but one, if they issue the same ops and change memory alike, for
+    """The three micro-batches before the last, if they issue the same ops and change memory alike, for
     `Program.memoize`. Only backwards of the very last reduce gradients that the others accumulate.
     """
     firsts = [op for op, action in program.actions if action.kind == "F"]

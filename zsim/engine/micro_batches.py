@@ -22,10 +22,11 @@ times the difference between 3 p and 2 p, where n is a multiple. Schedules that 
 (GPipe, looped BFS) are simulated completely.
 
 # [Note: a step as a loop]
-All of this is an estimate, for who asks for it (`simulation.every_micro_batch`). Without being asked, a step
-of many micro-batches is simulated as one of six, or of twelve, where the simulation proves that each further
-micro-batch repeats one before (`zsim.engine.micro_batch_period`). Then the step has the seconds, and the
-report the numbers, that it has where all of its micro-batches are simulated, to rounding.
+All of the above is an estimate, for `simulation.every_micro_batch = false`. Otherwise a step of many
+micro-batches is simulated with six, or with twelve, where these prove that each further micro-batch repeats
+one before (`zsim.engine.micro_batch_period`), and with one more. The difference of both is what each further
+one adds, so that the step has the seconds, and the report the numbers, that it has where all of its
+micro-batches are simulated, to rounding.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ Simulate = Callable[[Job], Outcome]
 
 
 def simulate_step(job: Job, *, simulate: Simulate | None = None, seconds_only: bool = False) -> SimulatedStep:
-    """One steady step, of which as many micro-batches are simulated as `[simulation]` asks for.
+    """One steady step, of which as many micro-batches are simulated as `[simulation]` asks for, or as few as
+    prove what the others do.
 
     `simulate` is the study's function that simulates a job (default: `simulate_job`). With `seconds_only` a
     second simulation, of fewer micro-batches, is run only for its seconds and is left out of `terms`.
@@ -175,16 +177,16 @@ def _simulate_loop(job: Job, steps: int, run: Simulate) -> SimulatedStep | None:
         period, allocation = sampled.outcome.period, sampled.outcome.allocation
         if period is None:
             continue
-        shorter = _simulate_all(job, count - 1, run)
-        is_same = abs(sampled.seconds - shorter.seconds - period.seconds) <= _TOLERANCE * period.seconds
-        if not is_same or allocation != shorter.outcome.allocation:
+        longer = _simulate_all(job, count + 1, run)
+        is_same = abs(longer.seconds - sampled.seconds - period.seconds) <= _TOLERANCE * period.seconds
+        if not is_same or allocation != longer.outcome.allocation:
             continue
         num_further = float(steps - count)
         return replace(
             sampled,
             job=job,
             seconds=sampled.seconds + num_further * period.seconds,
-            terms=((1.0 + num_further, sampled.outcome), (-num_further, shorter.outcome)),
+            terms=((1.0 - num_further, sampled.outcome), (num_further, longer.outcome)),
             is_loop=True,
         )
     return None

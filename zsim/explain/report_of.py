@@ -121,7 +121,9 @@ def _add_repeats(report: Report, step: SimulatedStep) -> Report:
             replace(row, utilisation_fraction=use.utilisation_fraction)
             for row, use in zip(traffic, uses, strict=True)
         ),
-        sent=sum_rows([(factor, _sent(outcome)) for factor, _, outcome in terms], "phase", "kind", "group"),
+        sent=sum_rows(
+            [(factor, _sent(outcome)) for factor, _, outcome in terms], "phase", "kind", "group", "group_size"
+        ),
         offload=offload,
         ranks=sum_rows(rank_terms, "rank", "ranks", "kernel_slowdown"),
         critical_path_seconds=CriticalSeconds(
@@ -169,7 +171,7 @@ def report_of(
         _facts(outcome),
         replace(outcome.stats, wall_seconds=wall_seconds),
         _machine_use(outcome),
-        notes=[*_notes(outcome, allocator, energy, variants, step), *_notes_on_types(job, types)],
+        notes=[*_notes(outcome, allocator, energy, variants, step, terms), *_notes_on_types(job, types)],
         allocator=allocator,
         energy=energy,
         cost=_cost(job, energy, step.seconds),
@@ -308,6 +310,7 @@ def _notes(
     energy: Energy | None,
     variants: Variants,
     step: TracedStep,
+    terms: Terms | None,
 ) -> list[str]:
     job = outcome.job
     notes = [*notes_of(outcome, allocator), *_lengths_note(job), *attention_note(step_work(job))]
@@ -315,7 +318,8 @@ def _notes(
         unknown = next((gpu for gpu in job.cluster.gpus if gpu.power is None), job.cluster.gpu)
         notes.append(f"no energy: how much power GPU '{unknown.name}' draws is not known")
     connections = job.training.device_max_connections
-    notes += shared_queues_notes(outcome.plan, outcome.trace, connections, variants.unshared_queues)
+    traces = [(factor, term.plan, term.trace) for factor, term in terms or [(1.0, outcome)]]
+    notes += shared_queues_notes(traces, connections, variants.unshared_queues)
     if variants.hosts is not None:
         notes.append(variants.hosts.note(step.breakdown.seconds["host_bound"] / step.seconds))
     return [*notes, *variants.notes]

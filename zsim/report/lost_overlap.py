@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from zsim.plan.builder import COMPUTE
@@ -40,15 +42,17 @@ def queue_wait_seconds(plan: Plan, trace: Trace, connections: int) -> float:
 
 
 def shared_queues_notes(
-    plan: Plan, trace: Trace, connections: int, default_step_seconds: float | None
+    terms: Sequence[tuple[float, Plan, Trace]], connections: int, default_step_seconds: float | None
 ) -> list[str]:
-    """The note on the cost of hardware queues that the streams of `plan` share. There is none where they do
-    not.
+    """The note on the cost of hardware queues that the streams of a step share. There is none where they do
+    not. The step is the weighted sum of `terms`, simulated traces of plans.
     """
-    if all(program.memoize(program_next_in_queue, connections) is None for program in plan.programs):
+    programs = terms[0][1].programs
+    if all(program.memoize(program_next_in_queue, connections) is None for program in programs):
         return []
-    wait_seconds = queue_wait_seconds(plan, trace, connections)
-    return [shared_queues_note(connections, wait_seconds, trace.step_seconds, default_step_seconds)]
+    wait_seconds = sum(factor * queue_wait_seconds(plan, trace, connections) for factor, plan, trace in terms)
+    seconds = sum(factor * trace.step_seconds for factor, _, trace in terms)
+    return [shared_queues_note(connections, wait_seconds, seconds, default_step_seconds)]
 
 
 def shared_queues_note(

@@ -56,7 +56,7 @@ def server_of_gpu(name: str) -> str | None:
     """The cluster preset that a GPU's name means: its vendor's server ("h100": dgx-h100), or the only preset
     with it. None for a name that is no GPU's, and for one that several presets are equally near to.
     """
-    spelling = re.sub(r"sxm\d?|rtx", "", _spell(name))
+    spelling = re.sub(r"sxm\d?|rtx|80gbhbm3$", "", _spell(name))
     if len(spelling) < _LEAST_LETTERS or name.lower().startswith(_SERVERS):
         return None
     servers = [preset for preset in topology_preset_names() if _spell(_SERVER.sub("", preset)) == spelling]

@@ -16,7 +16,7 @@ from zsim.report.report import Report
 from zsim.report.views.html import figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.report import DEVICES, tiles
-from zsim.report.views.html.timeline import close_ups, stream_timeline
+from zsim.report.views.html.timeline import close_ups, report_timeline
 from zsim.report.views.text.sentences import format_trust, headline
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -151,7 +151,7 @@ def _tiers(report: Report) -> Iterator[Tier]:
 
 def _figures(report: Report, trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "step", figures.step_breakdown(report)
-    yield "timeline", stream_timeline(trace.rank_view(report.rank), report.breakdown, report.rank)
+    yield "timeline", report_timeline(report, trace.rank_view(report.rank))
     ledger = Ledger.of(trace.memory)
     for device, peak in report.peaks.items():
         if peak.total:

@@ -51,7 +51,7 @@ def animation_content(
     token = setting_token(field_values, other_settings)
     step = outcomes.get_step(token, form, field_values, other_settings)
     title = outcomes.get_prediction(token, form, field_values, other_settings).title
-    return animation_page(animate_step(step.outcome), title).encode()
+    return animation_page(animate_step(step.whole_outcome), title).encode()
 
 
 def file_content(experiment: Experiment, name: str) -> bytes:

@@ -73,8 +73,6 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     "scale": ActivationCost(Passes(2, 1), Passes(2, 1), saved=0),
     # Multiplied by a learned vector, whose gradient is a product (3 tensors) and its sum over rows.
     "learned_scale": ActivationCost(Passes(2, 1), Passes(6, 3), saved=1),
-    # A head's output times a number, whose gradient is a product and its sum over the head.
-    "head_gate": ActivationCost(Passes(2, 1), Passes(6, 3), saved=1),
     # Apertus's, written out in Python with two learned numbers: 12 kernels forward, 26 backward, which keep
     # its input, three results and a mask of one byte (counted with a dispatch mode, activations.py
     # `_xielu_python` of transformers 5.24).

@@ -166,7 +166,8 @@ def _resolve_json(
         resolved = drop_gradient_sums(resolved)
     if table.delayed_parameter_update:
         resolved = delay_update(resolved)
-    if table.fetches_one_by_one and resolved.stage != 3:
+    fetches_one_by_one = table.fetches_one_by_one and resolved.stage == 3
+    if table.fetches_one_by_one and not fetches_one_by_one and "fetches_one_by_one" in table.model_fields_set:
         raise InputError(
             f"strategy.fetches_one_by_one: found true with stage {resolved.stage}, which fetches no "
             "parameters; expected stage 3"
@@ -176,7 +177,7 @@ def _resolve_json(
         capacity = min(gpu.memory.capacity for gpu in cluster.gpus)
         limit = allowed_bytes(capacity, cluster.framework_memory.context)
         resolved = replace(resolved, deep_compile=replace(resolved.deep_compile, tensor_bytes=limit))
-    return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=table.fetches_one_by_one)
+    return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=fetches_one_by_one)
 
 
 def _num_checkpoints(training: TrainingTable, model: ModelSpec) -> int:

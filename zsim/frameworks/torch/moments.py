@@ -25,6 +25,7 @@ EVERY_RANK = (
 )
 _EVALUATED = 8  # sequences: per_device_eval_batch_size of transformers' TrainingArguments where left out
 _FP32 = DTYPE_BYTES["fp32"]
+_TRAINERS_LOSSES = ("eager", "eager-shifted-labels")
 
 
 def evaluation(between_steps: BetweenSteps) -> Iterator[JobMoment]:
@@ -37,7 +38,7 @@ def evaluation(between_steps: BetweenSteps) -> Iterator[JobMoment]:
     log-probabilities (transformers `ForCausalLMLoss`, torch's cross_entropy).
     """
     training = between_steps.job.training
-    if training.micro_batch_size >= _EVALUATED or training.cross_entropy != "eager":
+    if training.micro_batch_size >= _EVALUATED or training.cross_entropy not in _TRAINERS_LOSSES:
         return
     bytes_per_logit = DTYPE_BYTES["bf16"] + 2 * _FP32
     logits = _EVALUATED * training.sequence_length * between_steps.job.model.vocab_size * bytes_per_logit

@@ -28,7 +28,7 @@ SOURCES = {
     "of older releases, which took 2.5 to 4.2 times as long, two of FSDP2 with states on the host (3 to 7 "
     "times), one by SGLang (4 times), and one that was timed without waiting for it",
     "reloads": "parameters come and go in every call of a worker (281ecd4c verl/workers/fsdp_workers.py "
-    "`compute_log_prob`, `compute_ref_log_prob`, `update_actor`)",
+    "`compute_log_prob`, `update_actor`; `compute_ref_log_prob` with adapters, whose reference is the actor)",
     "adapters": "the actor is loaded in fp32 (281ecd4c verl/workers/fsdp_workers.py, `model_dtype`)",
     "loop": "verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine_workers.py",
 }

@@ -166,6 +166,8 @@ class _Fsdp2(_Fsdp):
         parallelism = job.parallelism
         if parallelism.sequence_parallel or parallelism.async_tensor:
             return "its tensor parallelism is without sequence parallelism, and in whole products"
+        if parallelism.context > 1 and parallelism.context_method == "all-to-all":
+            return "its context parallelism gathers or passes on keys and values, and exchanges no heads"
         if parallelism.order != ParallelismConfig().order:
             return "its mesh has one order"
         shard = job.data_parallel_size // strategy.replicate

@@ -177,7 +177,7 @@ def _read_checkpointing(values: FileValues) -> None:
     elif offloading not in ("false", "no", "none", ""):
         raise values.lack("gradient_checkpointing" if is_offload else "activation_offloading", _ALL_ON_HOST)
     arguments = values.table("gradient_checkpointing_kwargs")
-    if arguments.get("use_reentrant") and values.flag("gradient_checkpointing"):
+    if arguments.get("use_reentrant") and (is_offload or values.flag("gradient_checkpointing")):
         values.file.settings["training.checkpoint_is_reentrant"] = True
 
 

@@ -147,7 +147,7 @@ def is_command_line(words: Sequence[str]) -> bool:
 def _idle_program(words: Sequence[str]) -> str | None:
     """The program that the words start and that trains nothing, by its name."""
     programs = [Path(word).name for word in words if word.endswith(".py")]
-    names = (name for name in programs if not name.startswith("pretrain_"))
+    names = (name for name in programs if not re.match(r"(pre)?train|finetune|sft", name))
     return next((name for name in names if _IDLE_PROGRAM.search(name)), None)
 
 

@@ -42,6 +42,11 @@ _READ = (
         "vllm_gpu_memory_utilization", float, "GRPO: part of the memory that vLLM takes",
         "rl.rollout.gpu_memory_utilization",
     ),
+    ProgramKey("vllm_enforce_eager", bool, "GRPO: no CUDA graphs", "rl.rollout.enforce_eager"),
+    ProgramKey("vllm_max_num_seqs", int, "GRPO: sequences that run at once", "rl.rollout.max_num_seqs"),
+    ProgramKey(
+        "vllm_enable_prefix_caching", bool, "GRPO: prompts are computed once", "rl.rollout.prefix_caching"
+    ),
     ProgramKey("sleep_level", int, "GRPO: how vLLM sleeps while training", "rl.offload.sleep_level"),
     ProgramKey(
         "offload_model", bool, "GRPO: whether weights are on the host in rollouts", "rl.offload.parameters"

@@ -62,6 +62,16 @@ def read_rollout(values: FileValues) -> None:
             _add_offloads(values, file.resolve_rollout)
 
 
+# Arguments that ms-swift gives to vLLM's engine, and TRL's do not have.
+_ENGINE = {
+    "vllm_enforce_eager": "rl.rollout.enforce_eager",
+    "vllm_max_num_seqs": "rl.rollout.max_num_seqs",
+    "vllm_enable_prefix_caching": "rl.rollout.prefix_caching",
+}
+_BATCHED_TOKENS = 16_384
+"""`max_num_batched_tokens`, which ms-swift leaves to vLLM: its offline default on GPUs of 70 GiB and more."""
+
+
 def _add_offloads(values: FileValues, resolve: Callable[[int], None]) -> None:
     """Add the states that leave the GPUs in turn where both phases are on the same."""
     file = values.file
@@ -74,6 +84,9 @@ def _add_offloads(values: FileValues, resolve: Callable[[int], None]) -> None:
             "rl.offload.sleep_level": values.count("sleep_level") or 0,
             "rl.offload.parameters": values.flag("offload_model"),
             "rl.offload.optimizer": values.flag("offload_optimizer"),
+            "rl.rollout.max_num_batched_tokens": _BATCHED_TOKENS,
         }
+        engine = {setting: values.get(key) for key, setting in _ENGINE.items()}
+        file.settings |= {setting: value for setting, value in engine.items() if value is not None}
 
     file.resolve_rollout = resolve_with_offloads

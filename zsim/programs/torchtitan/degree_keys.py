@@ -25,6 +25,8 @@ def why_not_degrees(job: Job) -> str | None:
         return "its tensor parallelism always has sequence parallelism"
     if parallelism.gather_per_product:
         return "its products of one input gather it together"
+    if parallelism.context > 1 and parallelism.context_method == "all-to-all":
+        return "its context parallelism gathers or passes on keys and values, and exchanges no heads"
     if parallelism.order != ParallelismConfig().order:
         return "its mesh has one order, tp-cp-dp-pp"
     if parallelism.pipeline == 1 and parallelism.passes > 1:

@@ -102,7 +102,9 @@ def _read_rollout(keys: NestedKeys, update: str) -> None:
     expert = keys.count(f"{ROLLOUT}.expert_parallel_size", 1)
     has_reference = keys.get(f"{ACTOR}.use_kl_loss", False) or keys.get("algorithm.use_kl_in_reward", False)
     section = MEGATRON if file.settings["strategy.kind"] == "megatron" else FSDP
-    is_host = keys.values.get(section.replace(ACTOR, REFERENCE) + ".param_offload") is True
+    # Megatron's reference has the actor's, unless its own is said (config/ref/megatron_ref.yaml).
+    inherited = keys.values.get(f"{section}.param_offload") if section == MEGATRON else None
+    is_host = keys.values.get(section.replace(ACTOR, REFERENCE) + ".param_offload", inherited) is True
     offloads = {name: keys.values.get(f"{section}.{name}") is True for name in _OFFLOADS}
     sleeps = keys.get(f"{ROLLOUT}.free_cache_engine", True)
     is_bypassed = keys.get("algorithm.rollout_correction.bypass_mode", keys.has("async_training"))
@@ -299,7 +301,7 @@ def _note_offloads(keys: NestedKeys, section: str) -> None:
     if offloads:
         keys.file.note(
             f"{', '.join(offloads)}: on the GPU during the update; the copies before and behind it are left "
-            f"out"
+            "out where one update is simulated alone"
         )
 
 
@@ -389,6 +391,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
     file.epochs = keys.count("trainer.total_epochs", 4)
     keys.read("model.fsdp_config.model_dtype")
+    weight_dtype = keys.get("model.fsdp_config.model_dtype", "fp32")
     offloads = keys.get("model.fsdp_config.offload_params", False)
     if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
         settings["strategy.cpu_offload"] = True
@@ -405,6 +408,8 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             if targets != "all-linear" and isinstance(targets, str)
             else targets,
         }
+        if weight_dtype in ("fp32", "float32", None):
+            settings["training.frozen_dtype"] = "fp32"
         if strategy == "fsdp":
             file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
     file.note("every sequence is padded to data.max_length")

@@ -52,6 +52,8 @@ def _format_verdict(row: RowResult) -> str:
     if verdict is None:
         return ""
     text = f"{verdict.word} {verdict.probability:.0%}"
+    if verdict.word != "fits":
+        text = f"{verdict.word} ({verdict.probability:.0%} that it fits)"
     if row.measured_fits in (None, verdict.is_likely):
         return text
     return f"{text} ({'ran' if row.measured_fits else 'out of memory'})"

@@ -60,8 +60,9 @@ def _fields(scaling: Scaling) -> Sequence[ItemColumn[ScalingPoint]]:
         ItemColumn(
             "MFU", lambda point: "-" if point.mfu_fraction is None else f"{point.mfu_fraction * 100:.1f}%"
         ),
-        ItemColumn("memory", lambda point: format_bytes(point.gpu_peak_bytes)),
-        ItemColumn("80 %", _format_range),
+        ItemColumn("memory", lambda point: format_bytes(point.gpu_peak_bytes), where="text"),
+        ItemColumn("memory", _format_memory, where="page"),
+        ItemColumn("80 %", _format_range, where="text"),
     )
 
 
@@ -74,6 +75,13 @@ def _format_causes(point: ScalingPoint) -> str:
 
 def _format_ends(point: ScalingPoint) -> str:
     return "" if point.step_seconds_range is None else format_range(point.step_seconds_range)
+
+
+def _format_memory(point: ScalingPoint) -> str:
+    """The memory of the fullest GPU, and the verdict unless the job fits."""
+    memory = format_bytes(point.gpu_peak_bytes)
+    is_plain = point.verdict is None or point.verdict.word == "fits"
+    return memory if point.verdict is None or is_plain else f"{memory}, {point.verdict.word}"
 
 
 def _format_range(point: ScalingPoint) -> str:

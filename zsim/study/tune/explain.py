@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import inf
 from typing import Any
 
 from zsim.study.differences import is_distinguishable
@@ -85,10 +86,9 @@ def explain(
     steps: list[TuningStep] = []
     initial_simulations = evaluator.num_simulated
     while remaining:
-        seconds = None if before is None else before.seconds
         is_over = budget is not None and evaluator.num_simulated - initial_simulations >= budget
         max_axes = 0 if is_over else _MAX_JOINT_AXES if budget is None else 1
-        chosen = _best_change(evaluator, current, seconds, best, remaining, max_axes)
+        chosen = _best_change(evaluator, current, before, best, remaining, max_axes)
         if chosen is None:
             break
         names, after = chosen
@@ -118,7 +118,9 @@ def needed_steps(start: CandidateResult | None, steps: Sequence[TuningStep], bes
         (
             number
             for number, result in enumerate(results)
-            if result is not None and not is_distinguishable(best.row, result.row)
+            if result is not None
+            and not is_distinguishable(best.row, result.row)
+            and result.relative_odds >= best.relative_odds
         ),
         len(steps),
     )
@@ -184,7 +186,7 @@ def differing_axes(start: Candidate, best: Candidate) -> list[str]:
 def _best_change(
     evaluator: Evaluator,
     current: Candidate,
-    seconds: float | None,
+    before: CandidateResult | None,
     best: Candidate,
     remaining: Sequence[str],
     max_axes: int,
@@ -201,9 +203,15 @@ def _best_change(
         if PARALLELISM.name in best.choices:
             tried = [(names, candidate) for names, candidate in tried if _keeps_batch(candidate)]
         best_step = _fastest_fitting(evaluator, tried)
-        if best_step and (seconds is None or best_step[1].seconds < seconds * (1 - WORTH)):
+        limit = inf if before is None else _risked_seconds(before) * (1 - WORTH)
+        if best_step and _risked_seconds(best_step[1]) < limit:
             return best_step
     return None
+
+
+def _risked_seconds(result: CandidateResult) -> float:
+    """The seconds of a step, longer by how much less likely it fits than what is told to fit."""
+    return result.seconds / result.relative_odds
 
 
 def _fastest_fitting(
@@ -214,7 +222,7 @@ def _fastest_fitting(
     fitting = [entry for entry, memory in zip(possible, memories, strict=True) if evaluator.fits(memory)]
     results = evaluator.simulate([candidate for _, candidate in fitting])
     good = [(names, m) for (names, _), m in zip(fitting, results, strict=True) if m is not None]
-    return min(good, key=lambda entry: entry[1].seconds, default=None)
+    return min(good, key=lambda entry: _risked_seconds(entry[1]), default=None)
 
 
 def changes_of(before: Candidate, after: Candidate, keys: Mapping[str, Any]) -> list[Change]:

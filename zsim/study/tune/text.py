@@ -215,7 +215,10 @@ def format_step(step: TuningStep, verdict: Verdict | None) -> str:
     after = format_seconds(step.after.seconds)
     if step.seconds_before is None or step.gain_fraction is None:
         return f"{'does not fit' if verdict is None else verdict.word} -> {after}"
-    text = f"{format_seconds(step.seconds_before)} -> {after}, {format_percent(step.gain_fraction)} less"
+    text = f"{format_seconds(step.seconds_before)} -> {after}"
+    if step.gain_fraction < 0:
+        return f"{text}, {format_percent(-step.gain_fraction)} more, but it fits with better odds"
+    text += f", {format_percent(step.gain_fraction)} less"
     return text if step.is_distinguishable else f"{text}: {NO_DIFFERENCE}"
 
 

@@ -76,7 +76,8 @@ class Tuning:
             return None
         best = self.best[0]
         value = best.seconds * best.gpus if self.goal == "cheapest" else best.seconds
-        gain = 1 - least_bound / (value if best.days is None else best.days.days)
+        value = value if best.days is None else best.days.days
+        gain = 1 - least_bound * best.relative_odds / value
         return gain if gain > 0 else None
 
 
@@ -150,7 +151,8 @@ def tune(
     if goal in _COMPARED and best[0].candidate.base is base:
         needed = needed_steps(start_result, steps, best[0])
         simpler = evaluator.verify(steps[needed - 1].after, LONGEST) if needed else start_result
-        if simpler is not None and not simpler.may_run_out:
+        is_safe = simpler is not None and simpler.relative_odds >= best[0].relative_odds
+        if simpler is not None and is_safe and not simpler.may_run_out:
             steps, doubtful = steps[:needed], steps[needed:]
             measured += [simpler] if needed else []
             best = [simpler, *(result for result in best if _differ(simpler, result))][:count]

@@ -71,6 +71,8 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
     extra, reload = rates.phases, reload_seconds(job, update)
+    # A reference without adapters is a model of its own, which verl leaves where it is.
+    reference_reload = reload if job.has_adapters else 0.0
     reward = reward_seconds(job)
     if job.reward_job is not None:
         reward += simulate_step(job.reward_job, simulate=simulator.outcome, seconds_only=True).seconds
@@ -78,7 +80,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         update,
         job.updates * step.seconds + critic_updates + reload + extra.get("training", 0.0),
         forward + reload + extra.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
-        forward + reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
+        forward + reference_reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
         values + extra.get("values", 0.0) if values else 0.0,
         reward,
         sync_seconds(job),

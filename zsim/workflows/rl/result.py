@@ -249,10 +249,10 @@ class RlResult(Displayable):
         job, verdict = self.job, self.verdict
         name = min(self.verdicts, key=lambda phase: self.verdicts[phase].probability)
         used = f"{format_bytes(self.memory[name].total)} of {format_bytes(self.capacity_bytes)}"
+        odds = f"{100 * verdict.probability:.0f} % {'likely' if verdict.word == 'fits' else 'that it fits'}"
         gpu_hours = _THOUSAND * self.step.seconds * job.total_gpus / 3600
         for text in (
-            f"{verdict.word.upper()}  {used} in {name.replace('_', ' ')}, {100 * verdict.probability:.0f} % "
-            f"likely: {self.headline()}",
+            f"{verdict.word.upper()}  {used} in {name.replace('_', ' ')}, {odds}: {self.headline()}",
             f"step {self._step_label}, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",
             f"1,000 steps: {bill(gpu_hours, job.experiment.cost)}",
         ):
@@ -302,7 +302,7 @@ class RlResult(Displayable):
             for name, phase in self.memory.items()
             for phase_verdict in [self.verdicts[name]]
         ]
-        yield from table(named_columns("Memory", "a GPU", "a node's host", "verdict", "likely"), rows)
+        yield from table(named_columns("Memory", "a GPU", "a node's host", "verdict", "it fits"), rows)
         verdict = self.verdict
         yield from paragraph(
             f"{verdict.word.upper()}: a GPU has {format_bytes(self.capacity_bytes)} that can be used, "
@@ -327,7 +327,7 @@ def _tail_advice(result: RlResult) -> str:
     keys = ["a lower rl.lengths.max_response"]
     if not result.job.is_synchronous:
         keys.insert(0, "a higher rl.max_staleness")
-    elif table.environment.turns == 1:
+    elif table.environment.turns == 1 and table.over_sampling == 1:
         keys.insert(0, "rl.over_sampling = 1.3")
         if "async" in result.job.framework.placements:
             keys.insert(1, 'rl.placement = "async"')

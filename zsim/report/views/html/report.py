@@ -18,7 +18,7 @@ from zsim.report.views.html import offload as offload_page
 from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.page import Plot, plot, render
-from zsim.report.views.html.timeline import close_ups, stream_timeline
+from zsim.report.views.html.timeline import close_ups, report_timeline
 from zsim.report.views.meanings import EVIDENCE
 from zsim.report.views.tables import (
     breakdown_table,
@@ -57,9 +57,7 @@ def html_report(report: Report, trace: Trace) -> str:
         trust=format_trust(report),
         tiles=list(tiles(report)),
         step=plot("step", STEP_CAPTION, figures.step_breakdown(report)),
-        timeline=plot(
-            "timeline", TIMELINE_CAPTION, stream_timeline(rank_trace, report.breakdown, report.rank)
-        ),
+        timeline=plot("timeline", TIMELINE_CAPTION, report_timeline(report, rank_trace)),
         views=close_ups(rank_trace, report.rank),
         memory=list(_memory(report, trace)),
         communication=list(_communication(report)),
@@ -88,7 +86,7 @@ def report_plots(report: Report, trace: Trace) -> Figures:
 
     plots: dict[str, Callable[[], Figure]] = {
         "step": lambda: figures.step_breakdown(report),
-        "timeline": lambda: stream_timeline(rank_trace, report.breakdown, report.rank),
+        "timeline": lambda: report_timeline(report, rank_trace),
         "memory": lambda: timeline_of("gpu"),
         "waterfall": lambda: figures.memory_waterfall(report, "gpu"),
     }

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from zsim.report.breakdown import Breakdown, compute_stream
+from zsim.report.breakdown import Breakdown, compute_stream, step_breakdown
+from zsim.report.report import Report
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import BREAKDOWN, SPANS, Meaning, span_meaning
@@ -43,6 +44,14 @@ class _Bars:
         self.starts.append(start)
         self.lengths.append(end - start)
         self.texts.append(text)
+
+
+def report_timeline(report: Report, rank_trace: Trace) -> Figure:
+    """The timeline of the report's rank. A loop's report has the waits of few micro-batches, so that those of
+    the drawn trace are taken, which are a pipeline's own.
+    """
+    breakdown = report.breakdown if report.pipeline is not None else step_breakdown(rank_trace, report.rank)
+    return stream_timeline(rank_trace, breakdown, report.rank)
 
 
 def stream_timeline(

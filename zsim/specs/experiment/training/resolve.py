@@ -22,7 +22,7 @@ _MANY_BLOCKS = (
     2_500  # measured: 3,200 dense ones take 14 s and 0.7 GB, 4,000 with experts over a minute and 1.8 GB
 )
 _MAX_PARAMETERS = 10**16
-_MAX_LOOPED = 12  # micro-batches that are simulated where they repeat (zsim.engine.micro_batches)
+_MAX_LOOPED = 13  # micro-batches that are simulated where they repeat (zsim.engine.micro_batches)
 
 
 def resolve_training(
@@ -113,10 +113,19 @@ def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
 
 
 def size_warning(
-    model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig, *, every_micro_batch: bool
+    model: ModelSpec,
+    training: TrainingConfig,
+    parallelism: ParallelismConfig,
+    *,
+    every_micro_batch: bool,
+    may_repeat: bool = True,
 ) -> str | None:
-    """A warning for a step that takes long to simulate. None for one of a usual size."""
-    blocks = _num_blocks(model, training, parallelism, every_micro_batch=every_micro_batch)
+    """A warning for a step that takes long to simulate. None for one of a usual size. `may_repeat` says
+    whether micro-batches without a pipeline may be alike.
+    """
+    blocks = _num_blocks(
+        model, training, parallelism, every_micro_batch=every_micro_batch, may_repeat=may_repeat
+    )
     if blocks <= _MANY_BLOCKS:
         return None
     return (
@@ -127,14 +136,19 @@ def size_warning(
 
 
 def _num_blocks(
-    model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig, *, every_micro_batch: bool
+    model: ModelSpec,
+    training: TrainingConfig,
+    parallelism: ParallelismConfig,
+    *,
+    every_micro_batch: bool,
+    may_repeat: bool = True,
 ) -> int:
     """Blocks of all micro-batches of a step that are simulated. Without a pipeline micro-batches repeat, as a
     rule. Where they do not, `check_blocks` bounds their plan.
     """
     micro_batches = training.gradient_accumulation_steps
     if parallelism.pipeline == 1:
-        return len(model.blocks) * min(micro_batches, _MAX_LOOPED)
+        return len(model.blocks) * (min(micro_batches, _MAX_LOOPED) if may_repeat else micro_batches)
     has_repeated_micro_batches = (
         parallelism.schedule in ("1f1b", "interleaved-1f1b") and parallelism.passes == 1
     )

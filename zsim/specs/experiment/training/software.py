@@ -58,6 +58,7 @@ def _releases_of(requested: str, experiment: Experiment) -> dict[str, str]:
     """The release of each software that is named, or that a year means for the job."""
     software: Mapping[str, Mapping[str, Any]] = preset_table(_PRESET)["software"]
     releases: dict[str, str] = {}
+    named: set[str] = set()
     for part in (part.strip() for part in requested.split(",")):
         if re.fullmatch(r"\d{4}", part):
             releases |= dict(_releases_in(part, software, experiment))
@@ -82,6 +83,9 @@ def _releases_of(requested: str, experiment: Experiment) -> dict[str, str]:
                 f"{_KEY}: found '{part}' with strategy '{kind}'; expected a strategy that runs {name}: "
                 f"{', '.join(software[name]['kinds'])}"
             )
+        if name in named:
+            raise InputError(f"{_KEY}: names {name} twice, expected one release of it")
+        named.add(name)
         releases[name] = match[2]
     return releases
 

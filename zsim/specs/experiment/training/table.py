@@ -139,7 +139,7 @@ class TrainingTable(StrictTable):
     software: str | None = Field(
         default=None,
         description="what ran the job, whose defaults hold for keys that are left out: "
-        f"{phrase('training.software')}; left out: today's, and each key says what that is",
+        f"{phrase('training.software')}; left out: the default of each key, which says it",
     )
     """The defaults are those of `presets/software.toml`."""
     transformers: str | None = Field(

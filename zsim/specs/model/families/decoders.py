@@ -72,8 +72,6 @@ class DecoderExperts(_Table):
     """The name of the shared experts' MLP."""
     num_shared: tuple[str, int] | None = None
     """The key of their number. None for one MLP."""
-    shared_width: tuple[str, int] | None = None
-    """The key of the width of one. None for a routed expert's width."""
     name: str = "mlp.experts"
     registers: tuple[str, ...] = ("experts", "gate", "shared", "bias")
     """The order in which the layer registers its parts."""
@@ -126,8 +124,8 @@ class Decoder(_Table):
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     rotary_fraction: float = 1.0
     """The part of a head that is rotated, by default."""
-    output_gate: Literal["", "each feature", "each head"] = ""
-    """Attention's output is multiplied by a gate of each of its features, or of each head."""
+    has_output_gate: bool = False
+    """Whether each feature of attention's output is multiplied by a gate."""
     gate_name: str = "gate_proj"
     window: int = 0
     """The window's default. 0 for none unless the file says one."""
@@ -213,7 +211,12 @@ class _Builder:
         return self.config.boolean(fact, False) if isinstance(fact, str) and fact else bool(fact)
 
     def _number(self, fact: tuple[str, int], minimum: int = 1) -> int:
-        return self.config.integer(fact[0], fact[1] or None, minimum=minimum)
+        """A count of the file, which may list the same one for every layer."""
+        key, default = fact
+        value = self.config.find(key)[1]
+        if isinstance(value, list) and len(set(map(repr, value))) == 1 and type(value[0]) is int:
+            return value[0]
+        return self.config.integer(key, default or None, minimum=minimum)
 
     @property
     def _window(self) -> int | None:
@@ -316,24 +319,15 @@ class _Builder:
         position = next(index for index, module in enumerate(modules) if module.role is Role.MIXER)
         if width is not None:
             modules[position] = replace_op_fields(modules[position], rotary_width=width)
-        if facts.output_gate:
+        if facts.has_output_gate:
             modules[position : position + 1] = self._gated(modules[position])
         return modules
 
     def _gated(self, core: Module) -> list[Module]:
         """The core of attention, whose output is multiplied by a gate."""
-        shape, by_feature = self.shape, self.facts.output_gate == "each feature"
-        features = shape.heads * shape.head_dim
-        width = features if by_feature else shape.heads
-        gate = linear(f"self_attn.{self.facts.gate_name}", shape.hidden, width, shares_input=True)
-        if by_feature:
-            return [gate, core, activation("self_attn.gate", features, "sigmoid", gated=True)]
-        return [
-            gate,
-            activation("self_attn.gate", width, "sigmoid"),
-            core,
-            activation("self_attn.gated", features, "head_gate"),
-        ]
+        features = self.shape.heads * self.shape.head_dim
+        gate = linear(f"self_attn.{self.facts.gate_name}", self.shape.hidden, features, shares_input=True)
+        return [gate, core, activation("self_attn.gate", features, "sigmoid", gated=True)]
 
     def _mlp(self) -> list[Module]:
         facts, shape, bias = self.facts, self.shape, self._says(self.facts.mlp_bias)
@@ -375,7 +369,7 @@ class _Builder:
             modules[0] = replace(gate, parameters=(*gate.parameters, *bias))
         elif owner:
             modules.insert(0, Module(owner, Operation(), bias))
-        shared_width = width if experts.shared_width is None else self._number(experts.shared_width, 0)
+        shared_width = width
         if experts.num_shared is not None:
             shared_width *= self._number(experts.num_shared, 0)
         if experts.shared and shared_width:

@@ -213,9 +213,10 @@ def decoder(
 def partial_rotary(config: ConfigReader, head_dim: int, default: float = 0.5) -> int | None:
     """Features of a head that are rotated. None for all."""
     rope = config.values.get("rope_parameters")
-    if isinstance(rope, dict):
-        default = rope.get("partial_rotary_factor", default)
-    factor = config.values.get("partial_rotary_factor", default)
+    factor = config.values.get("partial_rotary_factor")
+    if factor is None and isinstance(rope, dict):
+        factor = rope.get("partial_rotary_factor")
+    factor = default if factor is None else factor
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise config.error(f"'partial_rotary_factor' is {factor!r}; expected a number above 0 up to 1")
     return None if factor == 1 else int(head_dim * factor)
