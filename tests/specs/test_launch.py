@@ -219,7 +219,11 @@ def test_verls_fine_tuning_is_fsdp_over_padded_sequences(folder: Path) -> None:
     assert found.cost.epochs == 4
     sharded = read(f"{command} model.strategy=fsdp model.fsdp_config.model_dtype=bf16 model.lora_rank=32")
     assert of_kind(sharded.strategy, Fsdp1Table).sharding_strategy == "FULL_SHARD"
-    assert sharded.training.stored_dtype == "bf16"
+    assert (sharded.training.stored_dtype, sharded.training.frozen_dtype) == ("bf16", None)
+    adapted = read(f"{command} model.lora_rank=32 ulysses_sequence_parallel_size=2")
+    assert adapted.training.frozen_dtype == "fp32"
+    assert adapted.parallelism is not None
+    assert (adapted.parallelism.context, adapted.parallelism.context_method) == (2, "all-to-all")
     assert sharded.training.lora is not None
     assert sharded.training.lora.targets == "all-linear"
 
@@ -227,7 +231,6 @@ def test_verls_fine_tuning_is_fsdp_over_padded_sequences(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("ulysses_sequence_parallel_size=2", "does not simulate Ulysses of verl's under FSDP"),
         ("model.strategy=veomni", "model.strategy: zsim does not simulate 'veomni' of verl's"),
         ("model.lora_adapter_path=a", "adapters whose rank a checkpoint says"),
     ],

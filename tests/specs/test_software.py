@@ -7,6 +7,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.resources import preset_table
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import load_experiment
@@ -118,6 +119,9 @@ def test_a_year_is_the_last_release_of_what_the_job_runs(tmp_path: Path) -> None
 def test_a_deepspeed_before_the_oldest_that_was_read_is_taken_for_it(tmp_path: Path) -> None:
     job = job_of(tmp_path, "deepspeed 0.5.8", kind="deepspeed", strategy="stage = 3")
     assert (setting(job, "version"), setting(job, "fetches_one_by_one")) == ("0.10.3", True)
+    strategy = job_of(tmp_path, "2021", kind="deepspeed", strategy="stage = 2").strategy
+    assert isinstance(strategy, DeepSpeedConfig)
+    assert not strategy.fetches_one_by_one
 
 
 def test_transformers_wraps_fsdp2_and_runs_experts_one_by_one_before_5(tmp_path: Path) -> None:
@@ -152,6 +156,7 @@ def test_several_are_a_list_or_one_text() -> None:
             "found 'megatron 0.8' with strategy 'fsdp2'; expected a strategy that runs megatron",
         ),
         ("torch", "without a release, expected one as in 'torch 2.15'"),
+        ("torch 2.4, torch 2.1", "names torch twice, expected one release of it"),
         ("1999", "expected a year from 2019 to 2026"),
         ("jax 0.4", "expected a year, or a release of transformers, torchtitan, torch, deepspeed, megatron"),
     ],
