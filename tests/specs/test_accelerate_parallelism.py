@@ -105,6 +105,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, parallelism: dict[str, obj
         ({"pipeline": 2}, "no pipeline"),
         ({"tensor": 2}, "without sequence parallelism"),
         ({"tensor": 16, "sequence_parallel": False}, "ranks that shard beside"),
+        ({"context": 2, "context_method": "all-to-all"}, "and exchanges no heads"),
     ],
 )
 def test_what_accelerate_cannot_be_told_is_said(parallelism: dict[str, object], why: str) -> None:

@@ -292,6 +292,7 @@ def test_only_degrees_above_one_are_written() -> None:
         ({"tensor": 8, "sequence_parallel": False}, "always has sequence parallelism"),
         ({"tensor": 8, "gather_per_product": True}, "of one input gather it together"),
         ({"tensor": 8, "order": "tp-cp-pp-dp"}, "its mesh has one order"),
+        ({"context": 2, "context_method": "all-to-all"}, "and exchanges no heads"),
     ],
 )
 def test_what_torchtitan_cannot_be_told_is_said(table: dict[str, Any], why: str) -> None:
