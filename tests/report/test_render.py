@@ -98,7 +98,8 @@ def test_trust_is_one_paragraph_for_pages(report: Callable[..., Report]) -> None
     judged = replace(JUDGED, worst_absolute_error=13.51)
     said = format_trust(replace(report(), step_seconds=10.0, validation=judged))
     assert said.startswith(
-        "Step 9.50 to 12.0 s (80 %), by 14 runs like it (FSDP, several nodes, H100, bound by kernels). Beyond"
+        "Step 9.50 to 12.0 s (80 %), by 14 runs like it (FSDP, several nodes, H100, bound by kernels). "
+        "Extrapolates: "
     )
     assert "%" not in said.removeprefix("Step 9.50 to 12.0 s (80 %)")
     assert format_trust(report()) == ""

@@ -56,7 +56,7 @@ def test_a_sequence_beyond_learned_positions_becomes_them_and_that_is_said(tmp_p
         assert experiment.training.sequence_length == 1024, way
         notes = resolve(experiment).notes
         assert "sequence_length 8192 becomes 1024: 'gpt2' has no more learned positions" in notes, way
-        assert any("stays: activation_checkpointing full" in note for note in notes), way
+        assert any("with the same [training]: activation_checkpointing full" in note for note in notes), way
 
 
 def test_a_length_that_is_asked_for_with_the_model_is_not_changed() -> None:

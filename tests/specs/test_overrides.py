@@ -188,7 +188,7 @@ def test_mistakes_in_the_cluster_are_refused_as_in_a_file(key: str, value: Any, 
         ("gpu.nic.bandwidth", "unknown key 'nic'; did you mean 'cluster.nic.bandwidth'?"),
         ("nic.bandwith", "test: unknown key 'nic'; did you mean 'cluster.nic.bandwidth'?"),
         ("power_limit", "test: unknown key 'power_limit'; did you mean 'cluster.gpu.power_limit'?"),
-        ("cluster.cores", "unknown key 'cores'; did you mean 'cluster.host.cores' or 'nodes'?"),
+        ("cluster.cores", "unknown key 'cores'; did you mean 'cluster.host.cores'?"),
         ("training.stage", "test: training: unknown key 'stage'; did you mean 'strategy.stage'?"),
         (
             "strategy.sequence_length",

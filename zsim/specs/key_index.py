@@ -22,8 +22,9 @@ def nearest_key(
 ) -> str:
     """The end of an error message about a key that its `table` does not have.
 
-    It names the key that another program's name of a setting means, the key of the table that is spelt most
-    like it, the tables of `model_type` that have such a key, or both. It is empty if there is none.
+    It names the key that another program's name of a setting means, the key of the table that is spelt like
+    it, the tables of `model_type` that have such a key, or the key of the table that is spelt most like it.
+    It is empty if there is none.
 
     `value` is the key's value. If it is a table with a single key, that key is corrected too. `prefix` begins
     the dotted keys of other tables in the message. A model may name tables that its annotations do not show,
@@ -50,7 +51,7 @@ def nearest_key(
         paths = [path for path in inner_paths if path] or paths
     if not 0 < len(paths) <= _MAX_SUGGESTIONS:
         return ""
-    names = [f"'{prefix}{path}'" for path in paths] + ([f"'{close_match}'"] if close_match else [])
+    names = [f"'{prefix}{path}'" for path in paths]
     return f"; did you mean {', '.join(names[:-1])}{' or ' if len(names) > 1 else ''}{names[-1]}?"
 
 
