@@ -152,7 +152,8 @@ def test_what_leaves_the_gpus_is_on_the_host_until_it_is_back() -> None:
 
 
 def test_verl_moves_offloaded_parameters_for_every_pass() -> None:
-    """There and back, before and after log-probabilities, reference and updates, and for the sync."""
+    """There and back, before and after log-probabilities and updates. A reference without adapters is a model
+    of its own, which stays."""
     kept, moved = (
         simulate_rl(
             experiment(framework="verl", reference="host", offload={"parameters": value}), simulator()
@@ -160,9 +161,10 @@ def test_verl_moves_offloaded_parameters_for_every_pass() -> None:
         for value in (False, True)
     )
     seconds = 2 * moved.times.update.report.peaks["gpu"].by_category["parameters"] / RELOAD_BANDWIDTH
-    for phase in ("old_logprobs", "reference", "training"):
+    for phase in ("old_logprobs", "training"):
         assert moved.phases_seconds[phase] - kept.phases_seconds[phase] == pytest.approx(seconds)
-    assert moved.phases_seconds["weight_sync"] == kept.phases_seconds["weight_sync"]
+    for phase in ("reference", "weight_sync"):
+        assert moved.phases_seconds[phase] == kept.phases_seconds[phase]
 
 
 def test_intervals_hold_what_is_simulated() -> None:
