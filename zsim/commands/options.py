@@ -139,20 +139,20 @@ class ExperimentOptions:
         from zsim.study.experiment_source import experiment_of
 
         overrides = settings(self.set_)
-        if self.gpu is not None:
-            if self.cluster is not None:
-                raise InputError(
-                    f"--gpu {self.gpu} and --cluster {self.cluster} both name a cluster; expected one"
-                )
-            if not is_topology(self.gpu) and server_of_gpu(self.gpu) is None:
-                near = near_topologies(self.gpu)[:_MOST_SERVERS]
-                raise InputError(
-                    f"--gpu {self.gpu}: names no single machine; expected --cluster with "
-                    + (f"one that is near: {', '.join(near)}" if near else "a preset (`zsim presets`)")
-                )
-            return replace(self, gpu=None, cluster=self.gpu).load()
-        for key in ("model", "cluster", "nodes", "gpus"):
-            value = getattr(self, key)
+        if self.gpu is not None and self.cluster is not None:
+            raise InputError(
+                f"--gpu {self.gpu} and --cluster {self.cluster} both name a cluster; expected one"
+            )
+        machine = self.cluster if self.gpu is None else self.gpu
+        server = None if machine is None else server_of_gpu(machine)
+        if self.gpu is not None and server is None and not is_topology(self.gpu):
+            near = near_topologies(self.gpu)[:_MOST_SERVERS]
+            raise InputError(
+                f"--gpu {self.gpu}: names no single machine; expected --cluster with "
+                + (f"one that is near: {', '.join(near)}" if near else "a preset (`zsim presets`)")
+            )
+        flags = {"model": self.model, "cluster": machine, "nodes": self.nodes, "gpus": self.gpus}
+        for key, value in flags.items():
             if value is None:
                 continue
             if key in overrides and overrides[key] != value:
@@ -163,11 +163,10 @@ class ExperimentOptions:
         experiment = experiment_of(
             self.experiment, overrides, origin="command line", code=permission(self.allow_code)
         )
-        server = None if self.cluster is None or is_topology(self.cluster) else server_of_gpu(self.cluster)
-        if server is None:
+        if machine is None or server is None:
             return experiment
-        others = [name for name in near_topologies(self.cluster or "") if name != server][:_MOST_SERVERS]
-        note = f"--gpu {self.cluster} is --cluster {server}"
+        others = [name for name in near_topologies(machine) if name != server][:_MOST_SERVERS]
+        note = f"--gpu {machine} is --cluster {server}"
         note += f"; also in {', '.join(others)}" if others else ""
         return experiment.model_copy(update={"cluster": server, "notes": (*experiment.notes, note)})
 

@@ -41,21 +41,23 @@ def topology_preset_path(name: str) -> Path:
     """The TOML file of a cluster preset, or of the usual server of a GPU. Raises InputError for a name that
     is neither, and for a GPU with several servers.
     """
-    if not os.path.isfile(topologies_folder() / f"{name}.toml"):
-        name = server_of_gpu(name) or name
-    alternative = "a path to a topology TOML"
-    return _locate(topologies_folder(), ".toml", name, "cluster", alternative, near_topologies)
+    preset, alternative = server_of_gpu(name) or name, "a path to a topology TOML"
+    return _locate(topologies_folder(), ".toml", preset, "cluster", alternative, near_topologies)
 
 
 def is_topology(name: str) -> bool:
     """Whether a name is that of a cluster preset, or the path of a file."""
-    return name in topology_preset_names() or name.endswith(".toml") or "/" in name
+    is_path = name.endswith(".toml") or "/" in name
+    return is_path or os.path.isfile(topologies_folder() / f"{name}.toml")
 
 
 def server_of_gpu(name: str) -> str | None:
     """The cluster preset that a GPU's name means: its vendor's server ("h100": dgx-h100), or the only preset
-    with it. None for a name that is no GPU's, and for one that several presets are equally near to.
+    with it. None for a name that is a preset's itself or no GPU's, and for one that several presets are
+    equally near to.
     """
+    if is_topology(name):
+        return None
     spelling = re.sub(r"sxm\d?|rtx|80gbhbm3$", "", _spell(name))
     if len(spelling) < _LEAST_LETTERS or name.lower().startswith(_SERVERS):
         return None

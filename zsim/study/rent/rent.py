@@ -10,7 +10,7 @@ from typing import Literal
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
-from zsim.specs.presets import is_topology, server_of_gpu, topology_preset_names
+from zsim.specs.presets import server_of_gpu, topology_preset_names
 from zsim.specs.prices import PriceList
 from zsim.study.rent.offer import Offer
 from zsim.study.rent.question import RentQuestion
@@ -66,9 +66,8 @@ class Rents:
     @property
     def dearer(self) -> list[ClusterSearch]:
         """The clusters that were not simulated, since a run costs much more there, the cheapest first."""
-        bounds = {search.cluster: search.least_outlay or 0.0 for search in self.searches}
         skipped = [search for search in self.searches if search.least_outlay is not None]
-        return sorted(skipped, key=lambda search: bounds[search.cluster])
+        return sorted(skipped, key=lambda search: search.least_outlay or 0.0)
 
     def _is_dear(self, offer: Offer) -> bool:
         limit = self.question.max_money
@@ -94,7 +93,7 @@ def search_rents(
 
     Raises InputError where a cluster is unknown, and where no cluster can run the training at all.
     """
-    clusters = [name if is_topology(name) else server_of_gpu(name) or name for name in clusters]
+    clusters = [server_of_gpu(name) or name for name in clusters]
     names = list(clusters) or [name for name in topology_preset_names() if name in prices.cluster]
     names += [] if clusters else [name for name in prices.cluster if name not in names]
     left_out = () if clusters else [name for name in topology_preset_names() if name not in names]
