@@ -102,12 +102,13 @@ class CandidateResult:
         return bool(self.row["allocator_failures"])
 
     def objective_value(self, objective: Callable[[float, int], float]) -> float:
-        """The objective's value, to be minimised. Infinite if torch may run out of memory, and larger by how
-        much less likely it fits than 90 %.
-        """
+        """The objective's value, to be minimised, at its risk. Infinite if torch may run out of memory."""
         if self.may_run_out:
             return inf
-        value = objective(self.seconds, self.gpus) if self.days is None else self.days.days
+        return self.risked(objective(self.seconds, self.gpus) if self.days is None else self.days.days)
+
+    def risked(self, value: float) -> float:
+        """A value to be minimised, larger by how much less likely it fits than what is told to fit."""
         return value / self.relative_odds
 
     @property

@@ -203,15 +203,10 @@ def _best_change(
         if PARALLELISM.name in best.choices:
             tried = [(names, candidate) for names, candidate in tried if _keeps_batch(candidate)]
         best_step = _fastest_fitting(evaluator, tried)
-        limit = inf if before is None else _risked_seconds(before) * (1 - WORTH)
-        if best_step and _risked_seconds(best_step[1]) < limit:
+        limit = inf if before is None else before.risked(before.seconds) * (1 - WORTH)
+        if best_step and best_step[1].risked(best_step[1].seconds) < limit:
             return best_step
     return None
-
-
-def _risked_seconds(result: CandidateResult) -> float:
-    """The seconds of a step, longer by how much less likely it fits than what is told to fit."""
-    return result.seconds / result.relative_odds
 
 
 def _fastest_fitting(
@@ -222,7 +217,7 @@ def _fastest_fitting(
     fitting = [entry for entry, memory in zip(possible, memories, strict=True) if evaluator.fits(memory)]
     results = evaluator.simulate([candidate for _, candidate in fitting])
     good = [(names, m) for (names, _), m in zip(fitting, results, strict=True) if m is not None]
-    return min(good, key=lambda entry: _risked_seconds(entry[1]), default=None)
+    return min(good, key=lambda entry: entry[1].risked(entry[1].seconds), default=None)
 
 
 def changes_of(before: Candidate, after: Candidate, keys: Mapping[str, Any]) -> list[Change]:

@@ -76,8 +76,7 @@ class Tuning:
             return None
         best = self.best[0]
         value = best.seconds * best.gpus if self.goal == "cheapest" else best.seconds
-        value = value if best.days is None else best.days.days
-        gain = 1 - least_bound * best.relative_odds / value
+        gain = 1 - least_bound / best.risked(value if best.days is None else best.days.days)
         return gain if gain > 0 else None
 
 
