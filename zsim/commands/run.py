@@ -209,7 +209,7 @@ def _warn_of_size(job: Job) -> None:
         job.training,
         job.parallelism,
         every_micro_batch=job.simulation.every_micro_batch,
-        may_repeat=job.jitter is None and not job.colocated_jobs and job.sequences is None,
+        may_repeat=job.may_repeat_micro_batches,
     )
     if warning is not None:
         typer.echo(f"note: {warning}", err=True)

@@ -168,7 +168,7 @@ def _simulate_loop(job: Job, steps: int, run: Simulate) -> SimulatedStep | None:
     """A step of `steps` micro-batches of which few are simulated. None where the others are not known to
     repeat one of these. See [Note: a step as a loop].
     """
-    if job.parallelism.pipeline > 1 or job.jitter is not None or job.colocated_jobs:
+    if not job.may_repeat_micro_batches:
         return None
     for count in LOOP_COUNTS:
         if steps < 3 * count:  # the two steps and the proof take as long

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from zsim.cost.rates.power import GpuActivity
 from zsim.engine.micro_batches import SimulatedStep
@@ -67,6 +68,8 @@ from zsim.specs.strategy.registry import framework_of
 from zsim.validated.validation import InputSpread, Validation, widen_for_input
 from zsim.version import __version__
 
+Used = TypeVar("Used", TrafficRow, TierRow)
+
 
 def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants | None = None) -> Report:
     """The report of a simulated step with its `variants`, see `full_variants`."""
@@ -92,42 +95,45 @@ def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants 
 
 def _add_repeats(report: Report, step: SimulatedStep) -> Report:
     """The report of a loop, given that of its simulated micro-batches with the seconds of all."""
-    terms = [
-        (factor, factor * outcome.trace.step_seconds / step.seconds, outcome)
-        for factor, outcome in step.terms
-    ]
-    traffic = sum_rows([(factor, _traffic(outcome)) for factor, _, outcome in terms], "link_class")
-    uses = sum_rows([(share, _traffic(outcome)) for _, share, outcome in terms], "link_class")
+    terms = step.terms
+
+    def used(rows_of: Callable[[Outcome], Sequence[Used]], key: str) -> tuple[Used, ...]:
+        """Rows whose bytes are those of the terms, and whose use of the step is the mean of theirs."""
+        shares = [
+            (factor * outcome.trace.step_seconds / step.seconds, rows_of(outcome))
+            for factor, outcome in terms
+        ]
+        return tuple(
+            replace(row, utilisation_fraction=share.utilisation_fraction)
+            for row, share in zip(
+                sum_rows([(factor, rows_of(outcome)) for factor, outcome in terms], key),
+                sum_rows(shares, key),
+                strict=True,
+            )
+        )
+
     offload = report.offload
     if offload is not None:
-        moved = [(factor, moved_bytes_of(outcome.trace, report.rank)) for factor, _, outcome in terms]
-        tiers = sum_rows([(factor, _tiers(outcome)) for factor, _, outcome in terms], "tier")
-        tier_uses = sum_rows([(share, _tiers(outcome)) for _, share, outcome in terms], "tier")
+        moved = [(factor, moved_bytes_of(outcome.trace, report.rank)) for factor, outcome in terms]
         offload = replace(
             offload,
             moved_bytes={
                 kind: round(sum(f * sizes[kind] for f, sizes in moved)) for kind in offload.moved_bytes
             },
-            tiers=tuple(
-                replace(row, utilisation_fraction=use.utilisation_fraction)
-                for row, use in zip(tiers, tier_uses, strict=True)
-            ),
+            tiers=used(_tiers, "tier"),
         )
-    rank_terms = [(factor, _ranks(outcome, has_bubbles=False)) for factor, _, outcome in terms]
+    rank_terms = [(factor, _ranks(outcome, has_bubbles=False)) for factor, outcome in terms]
     return replace(
         report,
         collectives=full_collectives(step),
-        traffic=tuple(
-            replace(row, utilisation_fraction=use.utilisation_fraction)
-            for row, use in zip(traffic, uses, strict=True)
-        ),
+        traffic=used(_traffic, "link_class"),
         sent=sum_rows(
-            [(factor, _sent(outcome)) for factor, _, outcome in terms], "phase", "kind", "group", "group_size"
+            [(factor, _sent(outcome)) for factor, outcome in terms], "phase", "kind", "group", "group_size"
         ),
         offload=offload,
         ranks=sum_rows(rank_terms, "rank", "ranks", "kernel_slowdown"),
         critical_path_seconds=CriticalSeconds(
-            lambda: weighted_sums([(factor, _critical_seconds(outcome)) for factor, _, outcome in terms])
+            lambda: weighted_sums([(factor, _critical_seconds(outcome)) for factor, outcome in terms])
         ),
     )
 

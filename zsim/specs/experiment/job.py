@@ -87,6 +87,14 @@ class Job:
         return self.data_parallel_size * sequences
 
     @property
+    def may_repeat_micro_batches(self) -> bool:
+        """Whether micro-batches in the middle of a step may be alike: where there is no pipeline, and nothing
+        else makes them differ.
+        """
+        is_plain = self.parallelism.pipeline == 1 and self.sequences is None
+        return is_plain and self.jitter is None and not self.colocated_jobs
+
+    @property
     def nodes_per_domain(self) -> int:
         """See `Placement.nodes_per_domain`."""
         return self.placement.nodes_per_domain(self.cluster.node_link)
