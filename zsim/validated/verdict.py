@@ -64,6 +64,11 @@ class Verdict:
         return _MARKS[self.word]
 
     @property
+    def odds(self) -> str:
+        """E.g. "99 % likely", or "40 % that it fits" where it may not."""
+        return f"{100 * self.probability:.0f} % {'likely' if self.word == 'fits' else 'that it fits'}"
+
+    @property
     def chance(self) -> str:
         """E.g. "probability that it fits 99 %"."""
         return f"probability that it fits {100 * self.probability:.0f} %"

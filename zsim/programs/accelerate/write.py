@@ -14,6 +14,7 @@ from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.programs.accelerate.keys import KEYS, PARALLELISM
 from zsim.programs.deepspeed.write import DEEPSPEED_FILE
 from zsim.programs.torch.write import checkpointing_call, long_sequence_calls
+from zsim.programs.torchtitan.keys import ROTATE_METHODS, UNROTATED
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -166,8 +167,8 @@ class _Fsdp2(_Fsdp):
         parallelism = job.parallelism
         if parallelism.sequence_parallel or parallelism.async_tensor:
             return "its tensor parallelism is without sequence parallelism, and in whole products"
-        if parallelism.context > 1 and parallelism.context_method == "all-to-all":
-            return "its context parallelism gathers or passes on keys and values, and exchanges no heads"
+        if parallelism.context > 1 and parallelism.context_method not in ROTATE_METHODS.values():
+            return UNROTATED
         if parallelism.order != ParallelismConfig().order:
             return "its mesh has one order"
         shard = job.data_parallel_size // strategy.replicate

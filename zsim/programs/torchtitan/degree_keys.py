@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.programs.torchtitan.keys import KEYS
+from zsim.programs.torchtitan.keys import KEYS, ROTATE_METHODS, UNROTATED
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.parallelism import SINGLE_STAGE, ParallelismConfig
 
@@ -25,8 +25,8 @@ def why_not_degrees(job: Job) -> str | None:
         return "its tensor parallelism always has sequence parallelism"
     if parallelism.gather_per_product:
         return "its products of one input gather it together"
-    if parallelism.context > 1 and parallelism.context_method == "all-to-all":
-        return "its context parallelism gathers or passes on keys and values, and exchanges no heads"
+    if parallelism.context > 1 and parallelism.context_method not in ROTATE_METHODS.values():
+        return UNROTATED
     if parallelism.order != ParallelismConfig().order:
         return "its mesh has one order, tp-cp-dp-pp"
     if parallelism.pipeline == 1 and parallelism.passes > 1:

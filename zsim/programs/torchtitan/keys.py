@@ -61,6 +61,8 @@ SCHEDULES = {
 }
 COMM_BACKENDS = {"standard": "all-to-all", "deepep": "deepep"}
 ROTATE_METHODS = {"allgather": "all-gather", "alltoall": "p2p"}
+UNROTATED = "its context parallelism gathers or passes on keys and values, and exchanges no heads"
+"""The reason why a job cannot be written whose ranks of context have none of these methods."""
 
 # Switches that change a step in a way that zsim does not simulate.
 REFUSED_SWITCHES = {

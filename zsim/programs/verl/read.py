@@ -353,9 +353,14 @@ def _read_adapters(keys: NestedKeys) -> None:
             if targets == "all-linear" or isinstance(targets, list)
             else [targets],
         }
-        is_fsdp = str(keys.file.settings["strategy.kind"]).startswith("fsdp")
-        if is_fsdp and keys.get(f"{FSDP}.model_dtype", "fp32") in ("fp32", "float32", None):
-            keys.file.settings["training.frozen_dtype"] = "fp32"
+        if str(keys.file.settings["strategy.kind"]).startswith("fsdp"):
+            _read_frozen_type(keys, f"{FSDP}.model_dtype")
+
+
+def _read_frozen_type(keys: NestedKeys, key: str) -> None:
+    """The type of frozen weights, which are kept as the trained ones are loaded: in fp32 by default."""
+    if keys.get(key, "fp32") in ("fp32", "float32", None):
+        keys.file.settings["training.frozen_dtype"] = "fp32"
 
 
 def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
@@ -391,7 +396,6 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
     file.epochs = keys.count("trainer.total_epochs", 4)
     keys.read("model.fsdp_config.model_dtype")
-    weight_dtype = keys.get("model.fsdp_config.model_dtype", "fp32")
     offloads = keys.get("model.fsdp_config.offload_params", False)
     if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
         settings["strategy.cpu_offload"] = True
@@ -408,8 +412,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             if targets != "all-linear" and isinstance(targets, str)
             else targets,
         }
-        if weight_dtype in ("fp32", "float32", None):
-            settings["training.frozen_dtype"] = "fp32"
+        _read_frozen_type(keys, "model.fsdp_config.model_dtype")
         if strategy == "fsdp":
             file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
     file.note("every sequence is padded to data.max_length")

@@ -10,9 +10,10 @@ from zsim.report.critical.causes import cause_meaning, cause_noun
 from zsim.report.views.result import Cell, ItemColumn, Medium, ResultTable, table_of
 from zsim.report.views.text.plain import paragraph, text_table
 from zsim.study.scaling.scaling import KNEE, EfficiencyChange, Scaling, ScalingPoint
-from zsim.units import format_bytes, format_seconds
+from zsim.units import format_bytes, format_percent, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range
 from zsim.validated.validation import format_range
+from zsim.validated.verdict import verdict_suffix
 
 MODES = {
     "weak": "weak scaling: the same batch on every GPU",
@@ -56,10 +57,8 @@ def _fields(scaling: Scaling) -> Sequence[ItemColumn[ScalingPoint]]:
         ItemColumn("step", lambda point: format_seconds(point.step_seconds)),
         ItemColumn("80 %", _format_ends, where="page"),
         ItemColumn("tokens/s", lambda point: f"{point.tokens_per_second:,.0f}"),
-        ItemColumn("linear", lambda point: f"{scaling.efficiency(point) * 100:.1f}%"),
-        ItemColumn(
-            "MFU", lambda point: "-" if point.mfu_fraction is None else f"{point.mfu_fraction * 100:.1f}%"
-        ),
+        ItemColumn("linear", lambda point: format_percent(scaling.efficiency(point), "")),
+        ItemColumn("MFU", lambda point: format_percent(point.mfu_fraction, "")),
         ItemColumn("memory", lambda point: format_bytes(point.gpu_peak_bytes), where="text"),
         ItemColumn("memory", _format_memory, where="page"),
         ItemColumn("80 %", _format_range, where="text"),
@@ -79,9 +78,7 @@ def _format_ends(point: ScalingPoint) -> str:
 
 def _format_memory(point: ScalingPoint) -> str:
     """The memory of the fullest GPU, and the verdict unless the job fits."""
-    memory = format_bytes(point.gpu_peak_bytes)
-    is_plain = point.verdict is None or point.verdict.word == "fits"
-    return memory if point.verdict is None or is_plain else f"{memory}, {point.verdict.word}"
+    return format_bytes(point.gpu_peak_bytes) + verdict_suffix(point.verdict)
 
 
 def _format_range(point: ScalingPoint) -> str:

@@ -249,10 +249,9 @@ class RlResult(Displayable):
         job, verdict = self.job, self.verdict
         name = min(self.verdicts, key=lambda phase: self.verdicts[phase].probability)
         used = f"{format_bytes(self.memory[name].total)} of {format_bytes(self.capacity_bytes)}"
-        odds = f"{100 * verdict.probability:.0f} % {'likely' if verdict.word == 'fits' else 'that it fits'}"
         gpu_hours = _THOUSAND * self.step.seconds * job.total_gpus / 3600
         for text in (
-            f"{verdict.word.upper()}  {used} in {name.replace('_', ' ')}, {odds}: {self.headline()}",
+            f"{verdict.word.upper()}  {used} in {name.replace('_', ' ')}, {verdict.odds}: {self.headline()}",
             f"step {self._step_label}, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",
             f"1,000 steps: {bill(gpu_hours, job.experiment.cost)}",
         ):

@@ -31,8 +31,7 @@ def _fit_text(report: Report) -> str:
     verdict = fit_of(report).verdict
     used = format_bytes(peak) + (f" of {format_bytes(capacity)}" if capacity else "")
     breaking = breaking_sentence(report)
-    odds = f"{verdict.probability * 100:.0f} % {'likely' if verdict.word == 'fits' else 'that it fits'}"
-    phrases = (f"{used}, {odds}", breaking[:1].lower() + breaking[1:])
+    phrases = (f"{used}, {verdict.odds}", breaking[:1].lower() + breaking[1:])
     labels = (report.labels.get(name) for name in ("model", "strategy", "cluster", "gpus"))
     job = ", ".join(label for label in labels if label)
     return f"{verdict.word.upper()}  {'; '.join(filter(None, phrases))}: {job}"

@@ -34,10 +34,12 @@ def runs_experts_one_by_one(
     """
     release = requested.transformers
     number = None if release is None else _major_release(release)
-    has_transformers = stacked_experts(model) is not None and split.library == TRANSFORMERS
-    if "transformers" not in requested.model_fields_set and not has_transformers:
+    has_experts = stacked_experts(model) is not None
+    if "transformers" not in requested.model_fields_set and not (
+        has_experts and split.library == TRANSFORMERS
+    ):
         release = None  # that of `training.software`, which runs other parts of the job
-    if stacked_experts(model) is None:
+    if not has_experts:
         notes = [f"{_KEY} is without effect: '{model.name}' has no routed experts"] if release else []
         return False, notes
     if split.library != TRANSFORMERS:
