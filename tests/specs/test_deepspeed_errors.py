@@ -54,7 +54,7 @@ def zero_message(stage: int, /, **keys: Any) -> str:
         (
             {"offload_optimizer": {"device": "cpu", "buffer_size": 1e8}},
             ".offload_optimizer: unknown key 'buffer_size'; did you mean "
-            "'zero_optimization.offload_param.buffer_size' or 'buffer_count'?",
+            "'zero_optimization.offload_param.buffer_size'?",
         ),
         (
             {"offload_param": {"device": "cpu", "max_in_nvme": 1e9}},
