@@ -84,9 +84,7 @@ def test_the_range_has_a_line_of_its_own_and_page_locked_memory_stands_with_the_
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     said = " ".join(text.split())
-    assert (
-        f"weakest), the step takes {fast} to {slow}; the step range (80 %) takes the file's numbers" in said
-    )
+    assert f"weakest), the step takes {fast} to {slow}; the step range (80 %) counts that" in said
     assert "step range " in said[: said.index("weakest)")]  # the line that it speaks of
     alone = replace(report, validation=None)
     assert range_sentence(alone, report.offload).endswith(f"the step takes {fast} to {slow}.")

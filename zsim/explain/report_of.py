@@ -65,7 +65,7 @@ from zsim.specs.experiment.labels import (
     training_label,
 )
 from zsim.specs.strategy.registry import framework_of
-from zsim.validated.validation import InputSpread, Validation, widen_for_input
+from zsim.validated.validation import OFFLOADING, Validation, input_spread, widen_for_input
 from zsim.version import __version__
 
 Used = TypeVar("Used", TrafficRow, TierRow)
@@ -205,13 +205,12 @@ def _add_input_spreads(validation: Validation, variants: Variants, step_seconds:
     """The validation with the spreads of the job's inputs that the step was simulated with."""
     ends = {
         "the host": variants.host_seconds,
-        "CPU, host memory, PCIe and drives": variants.offload_range,
+        OFFLOADING: variants.offload_range,
         "how even the router is": variants.routing,
     }
     for input_name, seconds in ends.items():
-        if seconds is not None:
-            fast, slow = min(1.0, seconds[0] / step_seconds), max(1.0, seconds[1] / step_seconds)
-            validation = widen_for_input(validation, InputSpread(input_name, fast, slow))
+        if (spread := input_spread(input_name, seconds, step_seconds)) is not None:
+            validation = widen_for_input(validation, spread)
     return validation
 
 

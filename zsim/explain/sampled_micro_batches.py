@@ -13,7 +13,7 @@ from zsim.engine.simulate import Outcome
 from zsim.explain.gpu_types import traced_step_of
 from zsim.explain.host_range import HostRange
 from zsim.explain.pipeline import pipeline_of
-from zsim.explain.variants import Variants, step_variants
+from zsim.explain.variants import Variants, offload_range, step_variants
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.peaks import bytes_at_peak, plan_peaks
 from zsim.report.breakdown import Breakdown
@@ -188,6 +188,14 @@ def full_variants(step: SimulatedStep, *, has_range: bool = True) -> Variants:
         routing=range_of("routing"),
         hosts=hosts if host_range is not None else None,
     )
+
+
+def full_offload_range(step: SimulatedStep) -> tuple[float, float] | None:
+    """`offload_range` of the complete step."""
+    terms = step.terms if step.is_loop else ((step.length_ratio, step.outcome),)
+    ranges = [(factor, offload_range(outcome)) for factor, outcome in terms]
+    fast, slow = (sum(factor * each[end] for factor, each in ranges if each is not None) for end in (0, 1))
+    return None if any(each is None for _, each in ranges) else (fast, slow)
 
 
 def add_memory_peak(report: Report, step: SimulatedStep) -> Report:

@@ -65,7 +65,7 @@ class Variants:
     routing: tuple[float, float] | None = None
     """The step with even and with uneven loads of experts."""
     notes: tuple[str, ...] = ()
-    """Why a variant is missing."""
+    """Why a variant is missing, and what one assumes."""
 
     @property
     def host_seconds(self) -> tuple[float, float] | None:
@@ -90,7 +90,12 @@ def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
     note = no_range_note(outcome)
     if note is not None:
         return replace(variants, notes=(note,))
-    return replace(variants, offload_range=offload_range(outcome))
+    faster = report_role(outcome.job.kind).faster_offloading(outcome.job, outcome.job.strategy)
+    return replace(
+        variants,
+        offload_range=offload_range(outcome),
+        notes=() if faster is None else (faster[1],),
+    )
 
 
 def routing_range(outcome: Outcome) -> tuple[float, float] | None:
@@ -119,7 +124,9 @@ def _set_expert_loads(job: Job, num_experts: int, end: End) -> Job:
 
 
 def offload_range(outcome: Outcome) -> tuple[float, float] | None:
-    """Seconds of the step with all inputs of offloading at their fast ends, and at their slow ends.
+    """Seconds of the step with all inputs of offloading at their fast ends, and at their slow ends. What the
+    job leaves open about offloading (`FrameworkReport.faster_offloading`) is as fast as may be at the fast
+    end.
 
     None where nothing is offloaded, or for the reason in `no_range_note`.
     """
@@ -128,16 +135,19 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
         return None
     if not any(isinstance(work, OffloadWork) for work in plan.unique_work()):
         return None
-    spreads = load_spreads()
+    spreads, unfold = load_spreads(), outcome.stats.rank_classes == job.world_size
     fast, slow = (
-        simulate_job(
-            replace(job, cluster=scale_offload_rates(job.cluster, end, spreads)),
-            unfold=outcome.stats.rank_classes == job.world_size,
-            plan=plan,
-        ).trace.step_seconds
-        for end in ("fast", "slow")
+        replace(job, cluster=scale_offload_rates(job.cluster, end, spreads)) for end in ("fast", "slow")
     )
-    return fast, slow
+    faster = report_role(job.kind).faster_offloading(job, job.strategy)
+    fast_plan = plan
+    if faster is not None:
+        fast, fast_plan = replace(fast, strategy=faster[0]), None
+    ends = (fast, fast_plan), (slow, plan)
+    fast_seconds, slow_seconds = (
+        simulate_job(end, unfold=unfold, plan=end_plan).trace.step_seconds for end, end_plan in ends
+    )
+    return fast_seconds, slow_seconds
 
 
 def no_range_note(outcome: Outcome) -> str | None:

@@ -55,6 +55,12 @@ class FrameworkReport(Generic[Config]):
         """
         return False
 
+    def faster_offloading(self, job: Job, config: Config) -> tuple[Config, str] | None:
+        """The configuration with what the job leaves open about offloading as fast as users choose it, and
+        what that is, as a note. None where nothing is open.
+        """
+        return None
+
 
 def report_role(kind: str) -> FrameworkReport[Any]:
     """The framework of a kind, as reports ask for it."""

@@ -18,6 +18,8 @@ from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, ValidatedRuns, exclude_source, validated_runs
 from zsim.validated.spread import SpreadEstimates, spread_estimates, spread_of, spread_parts
 
+OFFLOADING = "CPU, host memory, PCIe and drives"
+"""The inputs of offloading, as an `InputSpread` names them."""
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -31,6 +33,15 @@ class InputSpread:
     """At most 1."""
     slow: float
     """At least 1."""
+
+
+def input_spread(what: str, ends: tuple[float, float] | None, step_seconds: float) -> InputSpread | None:
+    """The spread of a step of `step_seconds` that takes `ends` seconds with its input at both ends. None
+    without ends.
+    """
+    if ends is None:
+        return None
+    return InputSpread(what, min(1.0, ends[0] / step_seconds), max(1.0, ends[1] / step_seconds))
 
 
 @dataclass(frozen=True, slots=True)

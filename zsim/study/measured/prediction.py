@@ -13,6 +13,7 @@ from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.pipeline import seconds_by_cause
+from zsim.explain.sampled_micro_batches import full_offload_range
 from zsim.plan.memory.capacity import framework_memory, usable_bytes
 from zsim.plan.memory.peaks import device_peaks
 from zsim.report.job_features import job_features
@@ -21,7 +22,14 @@ from zsim.specs.experiment.job import Job
 from zsim.study.measured.results import RowResult
 from zsim.validated.features import Features
 from zsim.validated.memory import MemoryErrors, estimate_memory_errors, memory_runs
-from zsim.validated.validation import Validation, validation_of
+from zsim.validated.validation import (
+    OFFLOADING,
+    InputSpread,
+    Validation,
+    input_spread,
+    validation_of,
+    widen_for_input,
+)
 from zsim.validated.verdict import Verdict, verdict_of
 
 Run = TypeVar("Run")
@@ -93,7 +101,8 @@ def _validation(source: str, job: Job, step: StepPrediction, network: str | None
     """How far to trust the prediction, judged by validated runs of other sources."""
     breakdown, total_seconds = step.breakdown_seconds, sum(step.breakdown_seconds.values())
     features = job_features(job, breakdown, total_seconds, step.retries, network)
-    return validation_of(features, excluded_source=source).extend_to_shorter(step.share_without_retries)
+    judged = validation_of(features, excluded_source=source).extend_to_shorter(step.share_without_retries)
+    return judged if step.offloading is None else widen_for_input(judged, step.offloading)
 
 
 def _verdict(source: str, features: Features, load: float, step: StepPrediction) -> Verdict:
@@ -131,6 +140,9 @@ class StepPrediction:
     simulated_seconds: float
     last_rank_bytes: int | None = None
     """The peak of the allocated bytes of the last pipeline rank, if they are what is published."""
+    offloading: InputSpread | None = None
+    """The step with the inputs of offloading at both ends of their spreads. None where nothing is offloaded.
+    """
 
     @property
     def retries(self) -> float:
@@ -181,8 +193,9 @@ def predict_step(job: Job, *, is_of_last_rank: bool = False) -> StepPrediction:
     seconds = step.seconds + waiting_seconds(loading, training, job.gpus_per_node, ranks, step.seconds)
     simulated = outcome.trace.step_seconds
     return StepPrediction(
-        seconds, step.peak_bytes, framework, outcome.allocation, count, breakdown, simulated, last_rank_bytes
-    )
+        seconds, step.peak_bytes, framework, outcome.allocation, count, breakdown, simulated, last_rank_bytes,
+        input_spread(OFFLOADING, full_offload_range(step), seconds),
+    )  # fmt: skip
 
 
 def _relative_error(predicted: float, measured: float | None) -> float | None:

@@ -26,7 +26,7 @@ def range_sentence(report: Report, section: OffloadSection) -> str:
     )
     if report.validation is None:
         return f"{sentence}."
-    return f"{sentence}; the step range (80 %) takes the file's numbers to be the machine's."
+    return f"{sentence}; the step range (80 %) counts that."
 
 
 def drive_timeline(rates: DriveRates, report: Report) -> Figure:
