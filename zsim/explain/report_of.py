@@ -209,8 +209,8 @@ def _add_input_spreads(validation: Validation, variants: Variants, step_seconds:
         "how even the router is": variants.routing,
     }
     for input_name, seconds in ends.items():
-        if (spread := input_spread(input_name, seconds, step_seconds)) is not None:
-            validation = widen_for_input(validation, spread)
+        if (variation := input_spread(input_name, seconds, step_seconds)) is not None:
+            validation = widen_for_input(validation, variation)
     return validation
 
 

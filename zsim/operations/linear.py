@@ -182,7 +182,7 @@ class Linear(Operation):
     # -- work ----------------------------------------------------------------------------------------------
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-        """One product, with the bias in its epilogue."""
+        """One product, with the bias in its epilogue or, in older layers, in a kernel of its own."""
         m, n, k = shape.tokens, self.out_features, self.in_features
         e, dtype = self.type_of(options)
         bias_bytes = n * e if module.has_bias else 0
@@ -192,6 +192,8 @@ class Linear(Operation):
             is_engine = module.runs_in_transformer_engine(options)
             product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes, is_transformer_engine=is_engine)
             casts_before, casts_after = self._casts(module, shape, is_backward=False)
+            if module.has_bias and options.layers.adds_biases:
+                casts_after = (elementwise(2 * m * n * e, options.kernel_dtype), *casts_after)
             return (
                 *casts_before,
                 *_dequantise_kernels(module, options),

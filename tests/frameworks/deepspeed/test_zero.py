@@ -283,3 +283,28 @@ def test_no_norm_means_no_reduction_and_no_wait() -> None:
     job = resolve(zsim.Experiment(model="gpt2", cluster="dgx-h100", gpus=8, strategy={"config": config}))
     names = [op.name for op in make_plan(job).ops if op.phase == "optimizer"]
     assert names == ["cast gradients", "optimizer step", "all_gather parameters"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "version", "looks", "waits"),
+    [
+        (0, "0.19.8", 148, 148),
+        (1, "0.10.3", 55, 55),
+        (1, "0.13.3", 55, 0),
+        (3, "0.19.8", 1, 0),
+    ],
+)
+def test_the_host_waits_for_the_sum_of_every_gradient(
+    stage: int, version: str, looks: int, waits: int
+) -> None:
+    """GPT-2 in fp16 on four GPUs has 148 gradients, of which 55 overlap with a middle rank's part: 4.4 blocks
+    of 12, cut at both ends. Stage 3 looks at all at once (#5115 of 0.13.3)."""
+    config = {
+        "zero_optimization": {"stage": stage},
+        "fp16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 1,
+    }
+    strategy = {"config": config, "version": version}
+    job = resolve(zsim.Experiment(model="gpt2", cluster="dgx-2", gpus=4, strategy=strategy))
+    names = Counter(op.name for op in make_plan(job).ops)
+    assert (names["look for infinities"], names["read sum of gradient"]) == (looks, waits)

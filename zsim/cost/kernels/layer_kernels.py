@@ -19,6 +19,10 @@ class LayerKernelSet:
     """
     has_two_pass_layer_norm: bool = False
     """Compiled, LayerNorm is a kernel that goes over a row as torch's own does."""
+    multiplies_by_mask: bool = False
+    """Written-out scores are multiplied by the mask, and what is masked is subtracted: a kernel more."""
+    adds_biases: bool = False
+    """A bias is added to its product by a kernel of its own."""
     has_native_norms: bool = False
     """Without `compile`, RMSNorm is torch's own kernel. See [Note: torch's RMSNorm]."""
     casts_norms: bool = False

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import norm_kernels, scale_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.plan.builder import COMPUTE
 from zsim.plan.host_reads import read_scalar
 from zsim.plan.stage import Stage
 
@@ -27,17 +30,49 @@ def check_overflow(
     *,
     later_groups: Sequence[str] = (),
 ) -> None:
-    """Check all gradients for infinities, reduce the flag over the ranks that shard, and make the host wait
-    for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel ranks, except for experts
-    that other ranks hold. Their groups are `later_groups`.
+    """Check all gradients, of `shards` elements each, for infinities, reduce the flag over the ranks that
+    shard, and make the host wait for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel
+    ranks, except for experts that other ranks hold. Their groups are `later_groups`.
     """
     if not config.check_grad_overflow:
         return
     builder = stage.builder
-    builder.kernels("look for infinities", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
+    for shard in shards if config.optimizer_wrapper != "zero3" else [sum(shards)]:
+        builder.kernels("look for infinities", _overflow_kernels(config, shard))
+        if _reads_each_gradient(config):
+            builder.host_wait(builder.record(COMPUTE))
+            builder.host("read sum of gradient")
     is_sharded = config.optimizer_wrapper != "fp16_optimizer"
     groups = stage.norm_groups(group) if is_sharded else stage.norm_groups()
     read_scalar(builder, "overflow", "uint8", groups, later_groups=later_groups)
+
+
+def _reads_each_gradient(config: DeepSpeedConfig) -> bool:
+    """Whether the host waits for the sum of every gradient. See [Note: a look at every gradient]."""
+    is_old = config.optimizer_wrapper == "zero12" and config.release.reads_each_sum
+    return config.optimizer_wrapper == "fp16_optimizer" or is_old
+
+
+def _overflow_kernels(config: DeepSpeedConfig, numel: int) -> tuple[Kernel, ...]:
+    """The kernels that look for infinities in one gradient, or in stage 3's buffer of all.
+
+    # [Note: a look at every gradient]
+    FP16_Optimizer, and stages 1 and 2 before pull request 5115, take gradient by gradient: a cast to fp32, a
+    sum, and `float()` of it, for which the host waits (`CheckOverflow._has_inf_or_nan`). Later stages 1 and 2
+    leave the answer on the GPU: a cast, `isnan`, `isinf` (an absolute value and a comparison), `logical_or`,
+    a cast and a maximum, which is added up. Stage 3 takes `isinf` and `isnan` of its buffer of all gradients,
+    and whether any is true.
+    """
+    e = DTYPE_BYTES[config.grad_accum_dtype]
+    if numel == 0:
+        return ()
+    if _reads_each_gradient(config):
+        size, launches = (e + 4) + 4, 3
+    elif config.optimizer_wrapper == "zero3":
+        size, launches = (2 * e + e + 1) + 1 + (e + 1) + 1, 7
+    else:
+        size, launches = (e + 4) + 5 + (8 + 5) + 3 + 5 + 4, 8
+    return (Kernel("elementwise", 0.0, float(numel * size), "fp32", (), launches),)
 
 
 def compute_norm_and_clip(

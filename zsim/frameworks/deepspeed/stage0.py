@@ -158,8 +158,9 @@ class Zero0Schedule(DeepSpeedEngine):
     def check_overflow(self) -> None:
         """Look for infinities, and let the host wait for the answer."""
         later_groups = [EXPERT] if EXPERT in self.builder.groups else []
-        shards, group = [self.trained_numel], self.group.name
-        check_overflow(self.stage, self.config, shards, group, later_groups=later_groups)
+        named = self.workload.model.named_parameters()
+        gradients = [parameter.numel for _, parameter in named if parameter.trainable]
+        check_overflow(self.stage, self.config, gradients, self.group.name, later_groups=later_groups)
 
     def update_shards(self) -> None:
         """Update what the rank has of every group."""

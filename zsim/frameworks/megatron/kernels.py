@@ -40,13 +40,23 @@ _MEGATRON_LAYERS = LayerKernelSet(
 _MEGATRON_2_LAYERS = LayerKernelSet(
     "megatron-2", joins_norms=False, has_two_pass_layer_norm=True, scaled_rotary=_SCALED_ROTARY
 )
+# Megatron-LM 1's, as DeepSpeedExamples has it (35b45824 Megatron-LM/mpu/transformer.py and layers.py): eager
+# kernels, scores times the mask less 10,000 where it is 0, and, of torch before 1.12, `F.linear` of three
+# dimensions, which adds a bias after the product as `RowParallelLinear` does.
+_MEGATRON_1_LAYERS = LayerKernelSet("megatron-1", multiplies_by_mask=True, adds_biases=True)
 # Beside Liger's kernels.
 _NANOTRON_LAYERS = LayerKernelSet("nanotron", joins_norms=False, splits_gates=True, copies_heads=True)
 _INTERNEVO_LAYERS = LayerKernelSet("internevo", joins_norms=False, casts_norms=True)
 
 LAYER_KERNELS = {
     kernels.name: kernels
-    for kernels in (_MEGATRON_LAYERS, _MEGATRON_2_LAYERS, _NANOTRON_LAYERS, _INTERNEVO_LAYERS)
+    for kernels in (
+        _MEGATRON_LAYERS,
+        _MEGATRON_2_LAYERS,
+        _MEGATRON_1_LAYERS,
+        _NANOTRON_LAYERS,
+        _INTERNEVO_LAYERS,
+    )
 }
 
 # Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`, maximum,
@@ -66,6 +76,11 @@ LOSS_BEFORE_0_8 = replace(
     LOSS, name="megatron-before-0.8", forward=replace(LOSS.forward, temporaries=_LOGITS_AND_COPY)
 )
 
+# Megatron-LM 1's clones the fp32 logits first (DeepSpeedExamples 35b45824 Megatron-LM/mpu/cross_entropy.py).
+LOSS_1 = replace(
+    LOSS, name="megatron-1", forward=LossPasses(6, fp32=10, casts=1, temporaries=_LOGITS_AND_COPY)
+)
+
 # `--cross-entropy-loss-fusion` as it is implemented by default (`native`,
 # core/fusions/fused_cross_entropy.py: functions under torch.compile, between which the sums go over the
 # group). Forward: cast and maximum in one kernel, subtract (written back, as the function's argument is
@@ -80,7 +95,7 @@ FUSED_LOSS = replace(
     backward=LossPasses(1, logits=1, fp32=2, temporaries=LossTensors((2,), (4,))),
 )
 
-LOSSES = {loss.name: loss for loss in (LOSS, LOSS_BEFORE_0_8, FUSED_LOSS)}
+LOSSES = {loss.name: loss for loss in (LOSS, LOSS_BEFORE_0_8, LOSS_1, FUSED_LOSS)}
 
 
 # Routed experts: Megatron-Core 0.16.1 `core/transformer/moe/`, counted as [Note: rows that move] of

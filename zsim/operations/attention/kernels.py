@@ -301,7 +301,7 @@ def _softmax_forward(spec: AttentionCore, shape: BatchShape, options: WorkOption
         softmax, launches = softmax + 6 * e, launches + 3
     if spec.has_sinks:
         softmax, launches = softmax + 5 * e, launches + 3
-    if spec.bias != "none":
+    if spec.bias != "none" or options.layers.multiplies_by_mask:
         softmax, launches = softmax + 2 * e, launches + 1
     return 2 * e + 2 * e + softmax, 2 + launches
 
@@ -341,6 +341,8 @@ def _softmax_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptio
         softmax, launches = softmax + 7 * e, launches + 3
     if spec.has_sinks:
         softmax, launches = softmax + 11 * e, launches + 6
+    if options.layers.multiplies_by_mask:
+        softmax, launches = softmax + 2 * e, launches + 1
     return dropout + softmax + 2 * e, launches + 1 + dropout_mask
 
 

@@ -82,6 +82,8 @@ class Release:
     """The fp32 sums of 16-bit gradients stay on the GPU with offload."""
     checks_overflow_of_every_dtype: Annotated[bool, ReleaseChange(f"#4512, {_STAGE12}", until=(0, 12, 0))]
     """ZeRO looks for overflow in bf16 and fp32 gradients too."""
+    reads_each_sum: Annotated[bool, ReleaseChange(f"#5115, {_STAGE12}", until=(0, 13, 3))]
+    """Stages 1 and 2 let the host wait for a sum of every gradient, by which they look for infinities."""
     shards_bf16_without_zero: Annotated[bool, ReleaseChange(f"#7515, {_ENGINE}", until=(0, 17, 6))]
     """bf16 at stage 0 ends in BF16_Optimizer, which shards like stage 1."""
     mistakes_bf16_wrapper: Annotated[

@@ -81,6 +81,12 @@ class FlatGroup:
         changes = self._overlap_changes(self.numels)
         return round(max(accumulate(changes[rank] for rank in sorted(changes)), default=0))
 
+    def gradient_parts(self) -> list[int]:
+        """Elements of each gradient of a part, alike, on the rank whose part overlaps with the most
+        parameters: `averaged_gradients`."""
+        count = round(max(self.overlap_per_rank(dict.fromkeys(self.numels, 1))))
+        return [self.shard_numel // count] * count if count else []
+
     def overlap_per_rank(self, amounts: Mapping[str, float]) -> list[float]:
         """The `amounts` of all parameters that overlap with each rank's part."""
         changes = self._overlap_changes(amounts)

@@ -327,7 +327,8 @@ class Zero12Schedule(DeepSpeedEngine):
             self._gather_parameters()
             return
         shards = [flat.shard_numel for flat in self._flats]
-        check_overflow(self.stage, config, shards, self.group.name)
+        gradients = [numel for flat in self._flats for numel in flat.gradient_parts()]
+        check_overflow(self.stage, config, gradients, self.group.name)
         compute_norm_and_clip(
             self.stage, config, shards, self.group.name,
             num_groups=len(shards),
