@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +16,7 @@ from zsim.explain import variants as module
 from zsim.explain.variants import no_range_note, offload_range
 from zsim.report.views.html.offload import range_sentence
 from zsim.report.views.text.report import print_report
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.units import format_bytes, format_seconds
 
@@ -40,6 +43,27 @@ def test_the_step_lies_between_its_ends_and_the_report_says_so() -> None:
 
 def test_a_step_that_offloads_nothing_has_none() -> None:
     assert offload_range(simulate_job(resolve(experiment_of()))) is None
+
+
+def test_a_table_that_says_nothing_of_pinned_memory_may_mean_it(tmp_path: Path) -> None:
+    """Its fast end is that of pinned memory, and a note says so. A file of the user's means what it says."""
+
+    def fast_end(experiment: zsim.Experiment) -> float:
+        ends = offload_range(simulate_job(resolve(experiment)))
+        assert ends is not None
+        return ends[0]
+
+    silent, pinned, pageable = (
+        experiment_of(offload_optimizer={**CPU, **keys})
+        for keys in ({}, {"pin_memory": True}, {"pin_memory": False})
+    )
+    old = [change_experiment(each, {"strategy.version": "0.19.2"}) for each in (silent, pinned, pageable)]
+    assert fast_end(old[0]) == fast_end(old[1]) < fast_end(old[2])
+    assert any(note.startswith("pin_memory is left out") for note in zsim.simulate(old[0]).report.notes)
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(silent.strategy.config), encoding="utf-8")  # type: ignore[union-attr]
+    file = change_experiment(old[0], {"strategy.config": str(path)})
+    assert fast_end(file) == fast_end(old[2])
 
 
 def test_a_long_plan_is_not_run_again(monkeypatch: Any) -> None:

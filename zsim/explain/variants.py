@@ -140,10 +140,9 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
         replace(job, cluster=scale_offload_rates(job.cluster, end, spreads)) for end in ("fast", "slow")
     )
     faster = report_role(job.kind).faster_offloading(job, job.strategy)
-    fast_plan = plan
     if faster is not None:
-        fast, fast_plan = replace(fast, strategy=faster[0]), None
-    ends = (fast, fast_plan), (slow, plan)
+        fast = replace(fast, strategy=faster[0])
+    ends = (fast, plan if faster is None else None), (slow, plan)
     fast_seconds, slow_seconds = (
         simulate_job(end, unfold=unfold, plan=end_plan).trace.step_seconds for end, end_plan in ends
     )
