@@ -1,4 +1,4 @@
-"""ZenFlow at stage 2: what is selected, sent, kept, and when the CPU works.
+"""ZenFlow at stages 1 and 2: what is selected, sent, kept, and when the CPU works.
 
 GPT-2 has N = 124,439,808 parameters, and topk_ratio 0.1 rounds columns down. A block's matrices (in x out)
 are 768 x 2304, 768 x 768, 768 x 3072 and 3072 x 768: 230, 76, 307 and 76 columns. Its vectors are two norms
@@ -27,12 +27,18 @@ SHARD = N // GPUS
 
 
 def experiment_of(
-    *, stage: int = 2, version: str = "0.19.8", training: Any = None, offload: bool = True, **zenflow: Any
+    *,
+    stage: int = 2,
+    version: str = "0.19.8",
+    training: Any = None,
+    offload: bool = True,
+    overlap_comm: bool = True,
+    **zenflow: Any,
 ) -> zsim.Experiment:
     """GPT-2 on 4 A100, an interval of 4 iterations."""
     zenflow["offload"] = zenflow.pop("offload_states", False)
     block = {"topk_ratio": 0.1, "update_interval": 4, **zenflow}
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "zenflow": block}
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": overlap_comm, "zenflow": block}
     if offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     return zsim.Experiment(
@@ -62,6 +68,11 @@ def test_every_iteration_broadcasts_the_selected_part() -> None:
         op.work.bytes for op in ops_of() if isinstance(op.work, Collective) and op.work.kind == "broadcast"
     ]
     assert 4 * 2 * SELECTED - 2 * len(sizes) <= sum(sizes) <= 4 * 2 * SELECTED
+
+
+def test_stage_1_reduces_in_every_iteration_as_stage_2_does() -> None:
+    """DeepSpeed 0.19.8 `reduce_ready_partitions_and_remove_grads`: `or self.zenflow`."""
+    assert ops_of(stage=1) == ops_of(stage=2)
 
 
 def test_an_interval_takes_the_place_of_accumulation() -> None:
@@ -121,7 +132,8 @@ def test_an_iteration_is_faster_than_zero_offloads_step() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"stage": 3}, NotSimulatedError, "ZenFlow at stage 3, only at stage 2"),
+        ({"stage": 3}, NotSimulatedError, "ZenFlow at stage 3, only at stages 1 and 2"),
+        ({"stage": 1, "overlap_comm": False}, NotSimulatedError, "at stage 1 without overlap_comm"),
         ({"update_interval": None}, NotSimulatedError, "'auto'.*a number, such as 4, would do"),
         ({"version": "0.19.3"}, NotSimulatedError, "ZenFlow before 0.19.4"),
         ({"offload": False}, InputError, "needs zero_optimization.offload_optimizer with device 'cpu'"),

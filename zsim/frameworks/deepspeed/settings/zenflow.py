@@ -45,8 +45,10 @@ def find_unsimulated_zenflow(zero: ZeroConfig, release: Release) -> str:
     """The part of the block that is not simulated. Empty where all of it is."""
     if zero.zenflow is None or zero.stage == 0:
         return ""
-    if zero.stage != 2:
-        return f"ZenFlow at stage {zero.stage}, only at stage 2,"
+    if zero.stage == 3:
+        return "ZenFlow at stage 3, only at stages 1 and 2,"
+    if zero.stage == 1 and not zero.overlap_comm:
+        return "ZenFlow at stage 1 without overlap_comm, which reduces after backward,"
     if release.number < _SINCE:
         return "ZenFlow before 0.19.4 (strategy.version)"
     if zero.zenflow.update_interval is None:

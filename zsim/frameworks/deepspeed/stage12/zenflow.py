@@ -1,4 +1,4 @@
-"""ZenFlow at stage 2: selected columns of gradients update on every GPU at once, the rest late on the CPU.
+"""ZenFlow at stages 1 and 2: selected columns of gradients update on every GPU at once, the rest late on the CPU.
 
 Transcribed from DeepSpeed 0.19.6 `runtime/zenflow/zenflow_stage_1_and_2.py`,
 `ops/adam/zenflow_torch_adam.py` and `csrc/adam/cpu_adam_impl.cpp` (arXiv 2505.12242), which are so since
@@ -14,7 +14,9 @@ weights instead, and updates them after the CPU's part has come.
 
 Without `overlap_step` the CPU updates then, as in ZeRO-Offload. With it another process updates with the sums
 of the interval before, during this one, and copies its masters into a snapshot. The step waits for it, casts
-the snapshot and copies it to the GPU, and hands the new sums over. Choosing columns anew, once an epoch or
+the snapshot and copies it to the GPU, and hands the new sums over. With `overlap_comm` stage 1 does what
+stage 2 does: it reduces in every iteration too (`reduce_ready_partitions_and_remove_grads`), and what other
+ranks own lies in the bucket, which the end of backward lets go (`_clear_param_grad_only`). Choosing columns anew, once an epoch or
 every `select_interval` iterations, is left out.
 """
 
@@ -82,7 +84,7 @@ class ZenFlowStates(Zero12OffloadedStates):
 
 
 class ZenFlowSchedule(Zero12Schedule):
-    """ZeRO-2's hooks with ZenFlow's selective optimizer. See [Note: an interval of ZenFlow]."""
+    """Hooks of stages 1 and 2 with ZenFlow's selective optimizer. See [Note: an interval of ZenFlow]."""
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         assert config.zero.zenflow is not None
@@ -91,7 +93,13 @@ class ZenFlowSchedule(Zero12Schedule):
                 f"{config.name}: zero_optimization.zenflow is not simulated with experts that other ranks "
                 "have; expected parallelism.expert 1, or no zenflow"
             )
+        if config.stage == 1 and config.grad_accum_dtype != config.param_dtype:
+            raise NotSimulatedError(
+                f"{config.name}: data_types.grad_accum_dtype: {config.grad_accum_dtype} is not simulated with "
+                f"ZenFlow at stage 1, whose weights are {config.param_dtype}; expected the same, or stage 2"
+            )
         super().__init__(stage, config)
+        self.partitions_gradients = True
         self.zenflow = config.zero.zenflow
 
     def _make_offload(self) -> ZenFlowStates:
