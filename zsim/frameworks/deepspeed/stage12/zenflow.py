@@ -1,4 +1,4 @@
-"""ZenFlow at stages 1 and 2: selected columns of gradients update on every GPU at once, the rest late on the CPU.
+"""ZenFlow at stages 1 and 2: selected columns of gradients update on every GPU at once, the rest on the CPU.
 
 Transcribed from DeepSpeed 0.19.6 `runtime/zenflow/zenflow_stage_1_and_2.py`,
 `ops/adam/zenflow_torch_adam.py` and `csrc/adam/cpu_adam_impl.cpp` (arXiv 2505.12242), which are so since
@@ -16,8 +16,8 @@ Without `overlap_step` the CPU updates then, as in ZeRO-Offload. With it another
 of the interval before, during this one, and copies its masters into a snapshot. The step waits for it, casts
 the snapshot and copies it to the GPU, and hands the new sums over. With `overlap_comm` stage 1 does what
 stage 2 does: it reduces in every iteration too (`reduce_ready_partitions_and_remove_grads`), and what other
-ranks own lies in the bucket, which the end of backward lets go (`_clear_param_grad_only`). Choosing columns anew, once an epoch or
-every `select_interval` iterations, is left out.
+ranks own lies in the bucket, which the end of backward lets go (`_clear_param_grad_only`). Choosing columns
+anew, once an epoch or every `select_interval` iterations, is left out.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class ZenFlowSchedule(Zero12Schedule):
             )
         if config.stage == 1 and config.grad_accum_dtype != config.param_dtype:
             raise NotSimulatedError(
-                f"{config.name}: data_types.grad_accum_dtype: {config.grad_accum_dtype} is not simulated with "
-                f"ZenFlow at stage 1, whose weights are {config.param_dtype}; expected the same, or stage 2"
+                f"{config.name}: data_types.grad_accum_dtype: {config.grad_accum_dtype} is not simulated "
+                f"with ZenFlow at stage 1, whose weights are {config.param_dtype}; expected the same, or stage 2"
             )
         super().__init__(stage, config)
         self.partitions_gradients = True
