@@ -15,12 +15,9 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.programs.megatron_lm.arguments import is_command_line
-from zsim.programs.megatron_lm.shell import run_script
-from zsim.reading import read_text
+from zsim.programs.shell import script_call
 from zsim.specs.formats.program import ProgramSource
 
-_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_SHELLS = ("bash", "sh", "source", ".", "sbatch")
 # Programs that are launchers and trainers in one, and the words behind them that train.
 TRAINERS: Mapping[str, tuple[str, ...]] = {
     "swift": ("sft", "pt", "rlhf"),
@@ -75,19 +72,19 @@ class Launch:
 def launched(source: ProgramSource) -> Launch | None:
     """The launch of a command line or a script, or None for one that starts no training, or Megatron's."""
     words = source.words
-    script = _script(words)
-    if script is None:
+    call = script_call(words)
+    if call is None or not os.path.isfile(call.path):
         return None if len(words) < 2 else parse_command(words, "command line", {})
-    index, path = script
-    environment = dict(word.partition("=")[::2] for word in words[:index] if "=" in word)
     try:
-        ran = run_script(read_text(path), environment, words[index + 1 :])
+        ran = call.run(call.parameters)
     except (OSError, UnicodeDecodeError, InputError):
         return None
     if any(is_command_line(command) for command in ran.commands):
         return None
     variables = {name: values[0] for name, values in ran.variables.values.items() if values}
-    launches = [launch for command in ran.commands if (launch := parse_command(command, path, variables))]
+    launches = [
+        launch for command in ran.commands if (launch := parse_command(command, call.path, variables))
+    ]
     launches = [launch for launch in launches if launch.trains] or launches
     if not launches:
         return None
@@ -96,14 +93,6 @@ def launched(source: ProgramSource) -> Launch | None:
     if len(launches) > 1:
         launch.notes.append(f"{len(launches)} commands start a training; the last one is simulated")
     return launch
-
-
-def _script(words: Sequence[str]) -> tuple[int, str] | None:
-    for index, word in enumerate(words):
-        if "=" in word or word in _SHELLS:
-            continue
-        return (index, word) if Path(word).suffix in _SCRIPTS and os.path.isfile(word) else None
-    return None
 
 
 def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]) -> Launch | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
 from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
-from zsim.programs.megatron_lm.shell import Script, run_script
+from zsim.programs.shell import SCRIPT_SUFFIXES, Script, ScriptCall, script_call
 from zsim.reading import parse_whole_number, read_text
 
 # Flags that Megatron's parser still has in order to name their successors.
@@ -40,9 +40,7 @@ _LAUNCHER_OPTIONS = {
 }  # fmt: skip
 _SHORT_OPTIONS = {"-N": "nodes", "-n": "tasks"}
 _EXACT, _MAX_LIST = 3, 10_000
-_SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_SCRIPTS = (*_SHELL_SCRIPTS, ".args", ".txt")
-_SHELLS = ("bash", "sh", "source", ".", "sbatch")
+_SCRIPTS = (*SCRIPT_SUFFIXES, ".args", ".txt")
 # Of Megatron-LM's tools/ and examples/ besides training.
 _IDLE_PROGRAM = re.compile(
     r"generat|inference|text_gen|server|convert|export|quantize|preprocess|evaluate|validate|merge|prune|mmlu"
@@ -160,17 +158,15 @@ def _refuse_idle(where: str, words: Sequence[str]) -> None:
 
 def names_script(words: Sequence[str]) -> bool:
     """Whether the words name a shell script, with variables for it before and flags after it."""
-    return _script_index(words) is not None
+    return _call(words) is not None
 
 
-def _script_index(words: Sequence[str]) -> int | None:
-    """The index of the script among the words, or None if they name none. A shell may stand before it."""
-    indices = (number for number, word in enumerate(words) if "=" not in word and word not in _SHELLS)
-    index = next(indices, None)
-    if index is None or Path(words[index]).suffix not in _SCRIPTS:
-        return None
-    has_parameters = index + 1 < len(words) and not words[index + 1].startswith("--")
-    return None if has_parameters and Path(words[index]).suffix not in _SHELL_SCRIPTS else index
+def _call(words: Sequence[str]) -> ScriptCall | None:
+    """The script that the words name, or None."""
+    call = script_call(words, _SCRIPTS)
+    if call is None or Path(call.path).suffix in SCRIPT_SUFFIXES:
+        return call
+    return None if call.parameters and not call.parameters[0].startswith("--") else call
 
 
 def read_arguments(config: str | Sequence[str]) -> Arguments:
@@ -182,21 +178,19 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     if not isinstance(config, str):
         return _parse([str(word) for word in config], "strategy.config")
     words = _words(config)
-    script_index = _script_index(words)
-    if script_index is None:
+    call = _call(words)
+    if call is None:
         _refuse_idle("command line", words)
         return _parse(words, "command line")
-    path, parameters = words[script_index], words[script_index + 1 :]
-    environment = dict(word.partition("=")[::2] for word in words[:script_index] if "=" in word)
+    path, parameters = call.path, call.parameters
+    num_positional = next((n for n, word in enumerate(parameters) if word.startswith("--")), len(parameters))
     try:
         text = read_text(Path(path))
+        script = call.run(parameters if num_positional else ())
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a script that starts Megatron") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    num_positional = next((n for n, word in enumerate(parameters) if word.startswith("--")), len(parameters))
-    try:
-        script = run_script(text, environment, parameters if num_positional else ())
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     megatron_commands = [command for command in script.commands if is_command_line(command)]
