@@ -49,6 +49,8 @@ class Script:
 
     commands: list[list[str]] = field(default_factory=list)
     """The words of each command."""
+    environments: list[dict[str, str]] = field(default_factory=list)
+    """The variables when each command started."""
     variables: Variables = field(default_factory=Variables)
     functions: dict[str, list[Token]] = field(default_factory=dict)
     """The body of each function that is defined."""
@@ -113,7 +115,7 @@ def _sbatch_options(text: str) -> str:
 
 def _job_variables(options: str) -> dict[str, str]:
     """The variables that Slurm sets by options of sbatch."""
-    pairs = re.findall(r"(?:^|\s)--?([A-Za-z][\w-]*)[= ]\s*(\S+)", options)
+    pairs = re.findall(r"(?:^|\s)--?([A-Za-z][\w-]*)[= ]\s*([^\s-]\S*)", options)
     numbers = {name: parse_whole_number(value.rpartition(":")[2]) for name, value in pairs}
     known = {name: number for name, number in numbers.items() if number is not None}
     variables = {variable: str(n) for name, n in known.items() for variable in _SBATCH.get(name, ())}
@@ -361,7 +363,9 @@ class _Runner:
         elif fields[0] in ("source", "."):
             self._source(fields[1:])
         elif not self._start_script(fields):
+            values = self.script.variables.values
             self.script.commands.append(fields)
+            self.script.environments.append({name: words[0] for name, words in values.items() if words})
 
     def _source(self, fields: list[str]) -> None:
         """Run a script that this one sources, which sees and sets the same variables."""
@@ -390,7 +394,8 @@ class _Runner:
         variables = _job_variables(f"{_sbatch_options(text)} {' '.join(fields[1:index])}")
         values = {name: [value] for name, value in variables.items()}
         values |= {**self.script.variables.values, "0": [str(path)], "BASH_SOURCE": [str(path)]}
-        started = Script(self.script.commands, Variables(values), {}, self.script.notes, path)
+        outer = self.script
+        started = Script(outer.commands, outer.environments, Variables(values), {}, outer.notes, path)
         started.variables.set_parameters(fields[index + 1 :])
         _Runner(started, self.depth + 1).run(tokenize(text))
         return True

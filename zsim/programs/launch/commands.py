@@ -81,10 +81,8 @@ def launched(source: ProgramSource) -> Launch | None:
         return None
     if any(is_command_line(command) for command in ran.commands):
         return None
-    variables = {name: values[0] for name, values in ran.variables.values.items() if values}
-    launches = [
-        launch for command in ran.commands if (launch := parse_command(command, call.path, variables))
-    ]
+    started = zip(ran.commands, ran.environments, strict=True)
+    launches = [launch for words, names in started if (launch := parse_command(words, call.path, names))]
     launches = [launch for launch in launches if launch.trains] or launches
     if not launches:
         return None

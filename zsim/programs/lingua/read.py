@@ -93,7 +93,7 @@ def _read_model(keys: NestedKeys) -> None:
         "model_type": "llama", "_name_or_path": "lingua",
     }  # fmt: skip
     if words < 1:
-        file.missing_model = (
+        file.missing["model"] = (
             "model.vocab_size: left out, so the tokenizer's file says it, which zsim does not read: write it "
             "into the file, or give the model"
         )

@@ -78,7 +78,7 @@ def _read_model(values: FileValues, key: str) -> None:
     if model is not None:
         values.file.defaults["model"] = model
     else:
-        values.file.missing_model = missing_model(key, name)
+        values.file.missing["model"] = missing_model(key, name)
 
 
 def _read_shape(values: FileValues, *, is_pretraining: bool) -> int:

@@ -132,7 +132,7 @@ def _read_model(values: FileValues, component: str) -> None:
     sentence = missing_model("model._component_", component)
     if stored:
         sentence += f"; checkpointer.checkpoint_dir names {stored} (--model {stored})"
-    values.file.missing_model = sentence
+    values.file.missing["model"] = sentence
 
 
 def _preset_of(builder: str) -> str | None:

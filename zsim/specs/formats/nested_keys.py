@@ -93,7 +93,7 @@ class NestedKeys:
         if model is not None:
             self.file.defaults["model"] = model
         else:
-            self.file.missing_model = missing_model(key, name)
+            self.file.missing["model"] = missing_model(key, name)
 
     def refuse(self, key: str, feature: str, *neutral: Any) -> None:
         """Raises NotSimulatedError if the file has a key with another value than false or `neutral`."""
