@@ -45,7 +45,10 @@ _OTHER_RECIPES = {
     "ref_policy_checkpointer": "PPO and GRPO",
     "grpo_samples": "PPO and GRPO",
 }
-_SINGLE, _PREFERENCE = "single_device", "rlhf.loss.DPOLoss"
+_SINGLE = ("single_device", "low_memory")  # in names of files and outputs
+_PREFERENCE = "rlhf.loss.DPOLoss"
+# Builders whose shapes a later model has as well (models/qwen2/_model_builders.py).
+_SAME_SHAPES = {"qwen205b": "qwen2.5-0.5b", "qwen215b": "qwen2.5-1.5b"}
 
 
 def read_torchtune(path: str) -> TrainingFile:
@@ -70,7 +73,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         raise InputError(f"{name}: batch_size: missing, which torchtune's recipes need")
     read_epochs(values, "epochs", 1, "max_steps_per_epoch")
     _read_length(values)
-    _read_strategy(values, is_single=_SINGLE in name or _SINGLE in str(data.get("output_dir", "")))
+    names = f"{name} {data.get('output_dir', '')}"
+    _read_strategy(values, is_single=any(mark in names for mark in _SINGLE))
     has_adapters = builder.startswith(("lora_", "qlora_"))
     _read_types(values, has_adapters=has_adapters)
     _read_optimizer(values)
@@ -139,7 +143,7 @@ def _preset_of(builder: str) -> str | None:
     """`qlora_llama3_1_8b` -> `llama-3.1-8b`."""
     name = re.sub(r"^q?lora_|_(instruct|base|classifier)$", "", builder).replace("_", "")
     names = {re.sub(r"[-.]", "", preset): preset for preset in model_preset_names()}
-    return names.get(name)
+    return names.get(name) or _SAME_SHAPES.get(name)
 
 
 def _read_length(values: FileValues) -> None:
@@ -200,6 +204,10 @@ def _read_optimizer(values: FileValues) -> None:
     values.file.settings["training.optimizer"] = optimizer
     if name.startswith("torch.") and not values.flag("optimizer.fused"):
         values.put("training.optimizer_implementation", "foreach", "optimizer._component_")
+    if values.flag("optimizer_in_bwd"):
+        if values.file.settings["strategy.kind"] != "ddp":
+            raise values.lack("optimizer_in_bwd", "updates within backward on several GPUs")
+        values.file.settings["strategy.optimizer_in_backward"] = True
     norm = values.get("clip_grad_norm")
     is_clipped = norm is not None and str(norm) != "inf"
     values.file.settings["training.gradient_clipping"] = (
