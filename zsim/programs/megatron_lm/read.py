@@ -13,7 +13,7 @@ from zsim.frameworks.megatron.settings.table import GraphModule
 from zsim.programs.environment import read_attention, read_environment
 from zsim.programs.megatron_lm.architecture import read_architecture
 from zsim.programs.megatron_lm.arguments import Arguments, read_arguments, refuse
-from zsim.programs.megatron_lm.degrees import read_degrees
+from zsim.programs.megatron_lm.degrees import late_stages, read_degrees
 from zsim.programs.megatron_lm.expert_flags import read_experts
 from zsim.programs.megatron_lm.flags import (
     IDLE_WITHOUT_EXPERTS,
@@ -73,6 +73,7 @@ def settings_of(arguments: Arguments) -> TrainingFile:
     _read_environment(arguments, file)
     _note_ignored_flags(arguments, file)
     file.missing |= arguments.missing
+    file.resolve_stages = late_stages(arguments)
     return file
 
 
