@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.programs.megatron_lm.arguments import is_command_line
+from zsim.programs.megatron_lm.arguments import idle_program, is_command_line
 from zsim.programs.shell import script_call
 from zsim.specs.formats.program import ProgramSource
 
@@ -25,9 +25,13 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
     "llamafactory-cli": ("train",),
     "axolotl": ("train",),
     "trl": ("sft", "dpo", "kto", "grpo", "reward", "rloo"),
+    "litgpt": ("finetune", "finetune_full", "finetune_lora", "pretrain"),
 }
+_PRIME_RL = ("rl", "sft", "trainer")  # commands of prime-rl's package, whose files stand behind an @
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-_LAUNCHERS = ("deepspeed", "accelerate", "torchrun", "python", "python3", *TRAINERS)
+_LAUNCHERS = ("deepspeed", "accelerate", "torchrun", "composer", "tune", "python", "python3", *TRAINERS)
+# The word between a launcher and its flags.
+_SUBCOMMANDS = {"accelerate": "launch", "tune": "run"}
 # Flags of `uv run` with one.
 _UV_OPTIONS = ("--extra", "--group", "--with", "--python", "-p", "--project", "--package", "--directory")
 # Flags of launchers without a value.
@@ -61,7 +65,9 @@ class Launch:
     @property
     def trains(self) -> bool:
         """Whether what is started is a training, and not another of a trainer's words (`swift infer`)."""
-        return self.launcher not in TRAINERS or self.target in TRAINERS[self.launcher]
+        if self.launcher in TRAINERS:
+            return self.target in TRAINERS[self.launcher]
+        return idle_program([self.target]) is None
 
     @property
     def folder(self) -> Path:
@@ -99,6 +105,9 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     Words before the launcher are variables, or programs that start it (`srun`, `nohup`).
     """
     begin = _after_uv(words)
+    started = list(words[begin : begin + 1]) if begin else []
+    if started and (started[0].endswith(".py") or (started[0] in _PRIME_RL and "@" in words)):
+        words = [*words[:begin], "python", *words[begin:]]
     index = next((n for n, word in enumerate(words) if n >= begin and Path(word).name in _LAUNCHERS), None)
     if index is None or is_command_line(words):
         return None
@@ -108,8 +117,8 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
         if not rest or not re.fullmatch(r"[a-z][a-z-]*", rest[0]):
             return None
         return Launch(where, launcher, {}, rest[0], rest[1:], variables)
-    if launcher == "accelerate":
-        if rest[:1] != ["launch"]:
+    if (subcommand := _SUBCOMMANDS.get(launcher)) is not None:
+        if rest[:1] != [subcommand]:
             return None
         rest = rest[1:]
     options, rest = _options(rest)

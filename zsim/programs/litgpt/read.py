@@ -16,7 +16,6 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_par
 from zsim.programs.huggingface.job import note_full_length, read_epochs
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import missing_model
@@ -29,14 +28,6 @@ _OPTIMIZERS = {
     "AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "bitsandbytes.optim.AdamW8bit": "adamw-8bit",
     "bitsandbytes.optim.PagedAdamW": "paged-adamw", "bitsandbytes.optim.PagedAdamW8bit": "paged-adamw-8bit",
 }  # fmt: skip
-
-
-def read_litgpt(path: str) -> TrainingFile:
-    """The settings in litgpt's YAML.
-
-    Raises InputError for what litgpt refuses, NotSimulatedError for what zsim does not simulate.
-    """
-    return read_file(path, read_values)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:

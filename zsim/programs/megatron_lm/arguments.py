@@ -39,9 +39,10 @@ _LAUNCHER_OPTIONS = {
 _SHORT_OPTIONS = {"-N": "nodes", "-n": "tasks"}
 _EXACT, _MAX_LIST = 3, 10_000
 _SCRIPTS = (*SCRIPT_SUFFIXES, ".args", ".txt")
-# Of Megatron-LM's tools/ and examples/ besides training.
+# Of tools/, examples/ and tests/ of repositories, besides training.
 _IDLE_PROGRAM = re.compile(
     r"generat|inference|text_gen|server|convert|export|quantize|preprocess|evaluate|validate|merge|prune|mmlu"
+    r"|prepare|synthesize|roundtrip|dump_|check_|metrics"
 )
 _POSITIONAL = re.compile(r"\$\{?([1-9])\b")
 # Flags whose numbers may be open in a script -> the setting that says them.
@@ -167,7 +168,7 @@ def is_command_line(words: Sequence[str]) -> bool:
     return num_megatron_flags > 0 and 2 * num_megatron_flags >= len(flags)
 
 
-def _idle_program(words: Sequence[str]) -> str | None:
+def idle_program(words: Sequence[str]) -> str | None:
     """The program that the words start and that trains nothing, by its name."""
     programs = [Path(word).name for word in words if word.endswith(".py")]
     names = (name for name in programs if not re.match(r"(pre)?train|finetune|sft", name))
@@ -175,7 +176,7 @@ def _idle_program(words: Sequence[str]) -> str | None:
 
 
 def _refuse_idle(where: str, words: Sequence[str]) -> None:
-    if name := _idle_program(words):
+    if name := idle_program(words):
         raise InputError(
             f"{where}: {name} trains nothing; expected a command that trains, as pretrain_gpt.py"
         )
@@ -221,7 +222,7 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     started = [
         pair for pair in zip(script.commands, script.environments, strict=True) if is_command_line(pair[0])
     ]
-    started = [pair for pair in started if not _idle_program(pair[0])] or started
+    started = [pair for pair in started if not idle_program(pair[0])] or started
     if started:
         words, environment = started[-1]
         _refuse_idle(path, words)

@@ -11,7 +11,6 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.nanotron.keys import IDLE, KEYS
 from zsim.specs.formats.nested_keys import NestedKeys
-from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
 
 _SEQUENCE_PARALLEL = {"ALL_REDUCE": False, "REDUCE_SCATTER": True}
@@ -25,13 +24,13 @@ _MODEL = {
 _OTHER_MODELS = ("is_starcoder2_config", "moe_config", "sliding_window_size")
 
 
-def read_nanotron(source: ProgramSource) -> TrainingFile:
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in a nanotron YAML.
 
     Raises InputError for values that nanotron refuses, NotSimulatedError for what zsim does not simulate.
     """
-    file = TrainingFile(source.text, program="nanotron")
-    keys = NestedKeys(file, source.content, KEYS, IDLE)
+    file = TrainingFile(name, program="nanotron")
+    keys = NestedKeys(file, data, KEYS, IDLE)
     file.settings |= {"strategy.kind": "megatron", "strategy.engine": "nanotron"}
     keys.read(
         "tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica",

@@ -42,15 +42,6 @@ _MEGATRON_IDLE = (
 )  # fmt: skip
 
 
-def read_nemo_rl(source: ProgramSource) -> TrainingFile:
-    """The update of the policy in a NeMo-RL YAML.
-
-    Raises InputError for a file that it extends and that is missing, NotSimulatedError for what zsim does not
-    simulate.
-    """
-    return read_values(source.text, source.content)
-
-
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the policy in NeMo-RL's values by key, of a file called `name` or one with changes."""
     file = TrainingFile(name, program="nemo-rl")

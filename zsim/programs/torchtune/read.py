@@ -20,7 +20,6 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_par
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import missing_model
@@ -49,14 +48,6 @@ _SINGLE = ("single_device", "low_memory")  # in names of files and outputs
 _PREFERENCE = "rlhf.loss.DPOLoss"
 # Builders whose shapes a later model has as well (models/qwen2/_model_builders.py).
 _SAME_SHAPES = {"qwen205b": "qwen2.5-0.5b", "qwen215b": "qwen2.5-1.5b"}
-
-
-def read_torchtune(path: str) -> TrainingFile:
-    """The settings in torchtune's YAML.
-
-    Raises InputError for impossible values, NotSimulatedError for recipes and options that zsim lacks.
-    """
-    return read_file(path, read_values)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:

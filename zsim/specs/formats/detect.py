@@ -141,9 +141,9 @@ def merge_training_file(
     merged.setdefault("program", file.program)
     for key in ("model", "cluster"):
         if remaining_overrides.get(key, merged.get(key)) is None:
-            reason = file.missing.get(key)
+            missing = file.missing.get(key)
             raise InputError(
-                f"{file.name}: {reason}" if reason else f"{file.name} names no {key}: give it (--{key})"
+                f"{file.name}: {missing}" if missing else f"{file.name} names no {key}: give it (--{key})"
             )
     return merged, remaining_overrides
 
