@@ -117,8 +117,8 @@ def _job_variables(options: str) -> dict[str, str]:
     """The variables that Slurm sets by options of sbatch."""
     pairs = re.findall(r"(?:^|\s)--?([A-Za-z][\w-]*)[= ]\s*([^\s-]\S*)", options)
     numbers = {name: parse_whole_number(value.rpartition(":")[2]) for name, value in pairs}
-    known = {name: number for name, number in numbers.items() if number is not None}
-    variables = {variable: str(n) for name, n in known.items() for variable in _SBATCH.get(name, ())}
+    counts = {name: number for name, number in numbers.items() if number is not None}
+    variables = {variable: str(n) for name, n in counts.items() for variable in _SBATCH.get(name, ())}
     nodes, tasks = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
     if nodes and tasks:
         variables["SLURM_NTASKS"] = str(int(nodes) * int(tasks))

@@ -301,7 +301,7 @@ class Variables:
         return values[number : number + 1]
 
     def _output(self, command: str) -> str | None:
-        """What `expr`, `echo`, `pwd` and the like print, also behind `cd FOLDER &&`.
+        """Text that `expr`, `echo`, `pwd` and the like print, also behind `cd FOLDER &&`.
 
         None for other commands, and where a word is unknown. The working folder is ".".
         """

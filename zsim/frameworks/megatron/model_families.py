@@ -83,7 +83,7 @@ def megatron(config: ConfigReader) -> ModelSpec:
     if windows := config.integers("window_layer_pattern"):
         if len(windows) != layers:
             raise config.error(f"'window_layer_pattern' has {len(windows)} layers; expected {layers}")
-        unlimited = {block: _without_window(block) for block in dict.fromkeys(blocks)}
+        unlimited = {block: _unlimited_block(block) for block in dict.fromkeys(blocks)}
         blocks = [
             block if is_limited else unlimited[block]
             for block, is_limited in zip(blocks, windows, strict=True)
@@ -107,7 +107,7 @@ def megatron(config: ConfigReader) -> ModelSpec:
     )
 
 
-def _without_window(block: Block) -> Block:
+def _unlimited_block(block: Block) -> Block:
     """The block with attention to all positions (core/transformer/utils.py `is_layer_window_attention`)."""
     modules = [
         replace_op_fields(module, window=None) if isinstance(module.op_spec, Attention) else module

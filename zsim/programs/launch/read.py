@@ -26,7 +26,7 @@ from zsim.programs.trainer.program import PROGRAM as TRAINER
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
 from zsim.specs.experiment.programs import programs
-from zsim.specs.formats.config_file import load_table, with_changes
+from zsim.specs.formats.config_file import change_values, load_table
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
 from zsim.specs.formats.safe_yaml import load_yaml
@@ -164,7 +164,7 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
         if "$" in str(changes.get(key, "")):
             value = changes.pop(key)
             launch.notes.append(f"{key}: {value} is nothing that the script sets: --nodes and --gpus give it")
-    overrides = with_changes({}, changes)
+    overrides = change_values({}, changes)
     if is_sft:
         return read_sft_values(launch.where, overrides)
     if "fully_async" in launch.target:
@@ -208,7 +208,7 @@ def _read_named_file(
         return owner.read_changed(source, changes)
     if not owner.file_nouns or owner.is_script:
         return owner.read(source)
-    return _reader(owner)(str(path), with_changes(load_table(path), changes))
+    return _reader(owner)(str(path), change_values(load_table(path), changes))
 
 
 def _named_file(launch: Launch, config: str) -> Path:

@@ -330,12 +330,14 @@ def _parse(
             if flag not in LISTS or len(values) >= _MAX_LIST:
                 break
         _set_flag(arguments, flag, values)
-    other = next(
+    feature = next(
         (model for flag, model in _OTHER_MODELS.items() if flag in (*unknown, *arguments.values)), ""
     )
-    if other or (program_index >= 0 and _OTHER_PROGRAMS.search(words[program_index])):
-        other = other or f"the models of {words[program_index]}"
-        raise NotSimulatedError(f"{where}: zsim does not simulate {other}; expected pretrain_gpt.py's models")
+    if feature or (program_index >= 0 and _OTHER_PROGRAMS.search(words[program_index])):
+        feature = feature or f"the models of {words[program_index]}"
+        raise NotSimulatedError(
+            f"{where}: zsim does not simulate {feature}; expected pretrain_gpt.py's models"
+        )
     if unknown:
         flags = ", ".join(f"--{flag}" for flag in dict.fromkeys(unknown))
         arguments.notes.append(f"not Megatron's, and not read: {flags}")

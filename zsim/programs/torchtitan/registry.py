@@ -170,8 +170,8 @@ class _Functions:
 
 def _settings(config: Mapping[str, Any], module: str, where: str) -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of what a step depends on."""
-    if (other := _OTHER_TRAINERS.get(str(config.get(CLASS)))) is not None:
-        raise NotSimulatedError(f"{where}: zsim does not simulate {other}; expected a Trainer.Config")
+    if (feature := _OTHER_TRAINERS.get(str(config.get(CLASS)))) is not None:
+        raise NotSimulatedError(f"{where}: zsim does not simulate {feature}; expected a Trainer.Config")
     for section in _SECTIONS:
         fields = config.get(section)
         for key, value in fields.items() if isinstance(fields, dict) else ():

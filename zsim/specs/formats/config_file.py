@@ -38,7 +38,7 @@ def load_table(path: Path, notes: list[str] | None = None) -> Mapping[str, Any]:
     return data
 
 
-def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def change_values(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`data` with values set at dotted keys. A value in the way of a table is replaced by it."""
     changed = dict(data)
     for dotted, value in changes.items():

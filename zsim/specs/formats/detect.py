@@ -223,7 +223,7 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
 
 
 def _value_at(data: Mapping[str, Any], overrides: Mapping[str, Any], dotted: str) -> Any:
-    """What an experiment, or a change of it, says at a dotted key. None if neither says it."""
+    """Value that an experiment, or a change of it, has at a dotted key. None if neither has one."""
     value: Any = data
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

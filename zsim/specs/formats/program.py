@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from zsim.errors import InputError
 from zsim.reading import parse_json, parse_toml, read_text
-from zsim.specs.formats.config_file import load_table, with_changes
+from zsim.specs.formats.config_file import change_values, load_table
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -182,6 +182,6 @@ class ValuesProgram(TrainingProgram):
         repeats: list[str] = []
         data = load_table(Path(source.text), repeats)
         module = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.read")
-        file: TrainingFile = module.read_values(source.text, with_changes(data, changes))
+        file: TrainingFile = module.read_values(source.text, change_values(data, changes))
         file.notes = [*(f"{source.text}: {repeat}" for repeat in repeats), *file.notes]
         return file
