@@ -213,6 +213,14 @@ def test_stages_of_megatron_whose_ends_have_less_are_split_once_the_model_is_kno
     assert read(write(tmp_path, text)).parallelism.layers_per_stage == (7, 8, 8, 9)
 
 
+@pytest.mark.parametrize(
+    ("section", "words"), [("dpo", "on pairs"), ("rm", "reward models"), ("distillation", "a teacher")]
+)
+def test_what_nemo_rl_trains_otherwise_is_refused(tmp_path: Path, section: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=rf"{section}: zsim does not simulate .*{words}"):
+        read(write(tmp_path, f"{POLICY}{section}: {{max_num_steps: 10}}\n"))
+
+
 def test_adapters_of_nemo_rl_leave_out_what_is_excluded(tmp_path: Path) -> None:
     """Without targets every product but the excluded ones has an adapter."""
     adapters = "lora_cfg: {enabled: true, dim: 4, match_all_linear: false, exclude_modules: ['*down_proj*']},"

@@ -5,6 +5,7 @@ Read in nanotron 2411b022: `config/config.py`, `config/parallelism_config.py`, `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ _MODEL = {
     "vocab_size": 32000, "max_position_embeddings": 2048, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False,
 }  # fmt: skip
-_OTHER_MODELS = ("is_starcoder2_config", "moe_config", "sliding_window_size")
+_OTHER_MODELS = re.compile(r"is_(?!llama_|qwen2_)\w+_config|moe_config|sliding_window_size|ssm_cfg")
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
@@ -94,7 +95,8 @@ def _model(keys: NestedKeys) -> dict[str, Any] | None:
     config = keys.table("model.model_config")
     if not config:
         return None
-    mark = next((key for key in _OTHER_MODELS if config.get(key) or _has_below(config, key)), None)
+    marks = (key.partition(".")[0] for key, value in config.items() if value)
+    mark = next((key for key in marks if _OTHER_MODELS.fullmatch(key)), None)
     if mark is not None:
         keys.file.note(f"model.model_config.{mark}: such a model is not read: give it with --model")
         return None
@@ -106,10 +108,6 @@ def _model(keys: NestedKeys) -> dict[str, Any] | None:
         "model_type": "llama",
         "_name_or_path": "nanotron",
     }
-
-
-def _has_below(config: Mapping[str, Any], key: str) -> bool:
-    return any(name.startswith(f"{key}.") for name in config)
 
 
 def _split_stages(keys: NestedKeys, model: Mapping[str, Any]) -> None:

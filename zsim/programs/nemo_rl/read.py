@@ -22,6 +22,12 @@ from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 
 _MAX_FILES = 20
+# Sections of what trains on pairs, or with passes of another model (nemo_rl/algorithms).
+_OTHER_TRAININGS = {
+    "dpo": "preference training, on pairs and with a reference",
+    "rm": "reward models, which train on pairs",
+    "distillation": "distillation, with passes of a teacher",
+}
 _UPDATE = "of the policy, over sequences of the longest length"
 _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
 _ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
@@ -46,6 +52,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the policy in NeMo-RL's values by key, of a file called `name` or one with changes."""
     file = TrainingFile(name, program="nemo-rl")
     keys = NestedKeys(file, resolve_references(_extended(Path(name), data)), KEYS, IDLE)
+    for section, feature in _OTHER_TRAININGS.items():
+        if keys.has(section):
+            raise NotSimulatedError(
+                f"{file.name}: {section}: zsim does not simulate {feature} of NeMo-RL yet"
+            )
     _read_machines(keys)
     keys.read_model("policy.model_name")
     keys.read("policy.train_micro_batch_size", "policy.max_total_sequence_length")
