@@ -70,6 +70,9 @@ def test_a_function_and_a_loop_that_start_training_are_followed(tmp_path: Path) 
 
 def test_flags_of_a_programs_own_are_noted_and_take_their_values_along(tmp_path: Path) -> None:
     flags = f"{NETWORK} --seq-length 4096 --own-sizes 1 2 --micro-batch-size 2 --use-own"
+    slip = f"torchrun --nproc_per_node 8 train.py {flags} --tensor-model-paralel-size 2"
+    notes = experiment(write(tmp_path, slip)).notes
+    assert any("--tensor-model-paralel-size (or --tensor-model-parallel-size?)" in note for note in notes)
     found = experiment(write(tmp_path, f"torchrun --nproc_per_node 8 train.py {flags}"))
     assert found.training.micro_batch_size == 2
     assert any(note.endswith("not Megatron's, and not read: --own-sizes, --use-own") for note in found.notes)

@@ -126,6 +126,9 @@ def test_what_is_not_followed_is_noted() -> None:
         ('show "a`b" c\n', "line 1: ` without its end"),
         ("A=x\n" + "A=$A$A$A$A\n" * 20 + "show $A\n", "more than 100,000 characters"),
         ("show a\n" * 3000, "more than 2,000 commands"),
+        ("for a in 1 2 3 4 5 6 7 8 9; do\n" * 6 + "x=$a\n" + "done\n" * 6, "more than 10,000 rounds"),
+        ("x=0\n" + "while [ $x -lt 5 ]; do\n" * 5 + "y=$x\n" + "done\n" * 5, "more than 10,000 rounds"),
+        ("A=" + "$(" * 3000 + "\n", "nested too deep"),
         ('X=\'eval "$X"\'\neval "$X"\n', "nested too deep"),
     ],
 )

@@ -4,6 +4,7 @@ would start.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ _SBATCH = {
 }  # fmt: skip
 
 _MAX_COMMANDS, _MAX_DEPTH, _MAX_ROUNDS = 2_000, 8, 100
+_MAX_ALL_ROUNDS = 10_000  # of all loops together
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _NUMBERS = {
@@ -58,6 +60,8 @@ class Script:
     """The loops and conditions that were not followed, where they might matter."""
     path: Path | None = None
     """The script's file, from whose folder those are looked for that it names."""
+    rounds: Iterator[int] = field(default_factory=itertools.count)
+    """The number of rounds of loops that have run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,10 @@ def run_script(
         script.variables.set_parameters(parameters)
     if path is not None:
         script.variables.values |= {"0": [str(path)], "BASH_SOURCE": [str(path)]}
-    _Runner(script, 0).run(tokenize(text))
+    try:
+        _Runner(script, 0).run(tokenize(text))
+    except RecursionError:
+        raise InputError("brackets or blocks, nested too deep") from None
     return script
 
 
@@ -266,6 +273,8 @@ class _Runner:
         body_start, num_rounds = self.position, 0
         for value in self._rounds(head, words) if is_active else ():
             num_rounds += 1
+            if next(self.script.rounds) >= _MAX_ALL_ROUNDS:
+                raise InputError(f"loops of more than {_MAX_ALL_ROUNDS:,} rounds")
             self.position = body_start
             if value is not None:
                 self.script.variables.values[words[1]] = [value]
@@ -328,7 +337,7 @@ class _Runner:
 
     def _start_command(self, words: list[Token]) -> None:
         """Assign, or record the command with its words expanded."""
-        documents = ["".join(self.script.variables.expand(word.text)) for word in words if word.is_document]
+        documents = [word.text for word in words if word.is_document]
         words = [word for word in words if not word.is_document]
         is_declaring = bool(words) and words[0].text in _DECLARATIONS
         remaining_tokens = words[1:] if is_declaring else words
@@ -348,12 +357,15 @@ class _Runner:
         if len(self.script.commands) >= _MAX_COMMANDS:
             raise InputError(f"more than {_MAX_COMMANDS:,} commands")
         inner = _inner_script(fields)
-        if inner is None and documents and fields[0] in _STARTERS:
-            inner = documents[-1]
+        document = ""
+        if documents and fields[0] in ("read", *_STARTERS):
+            document = "".join(self.script.variables.expand(documents[-1]))
+        if inner is None and document and fields[0] in _STARTERS:
+            inner = document
         if inner is not None:
             _Runner(self.script, self.depth + 1).run(tokenize(inner))
-        elif fields[0] == "read" and documents:
-            self.script.variables.values[fields[-1]] = [documents[-1].strip()]
+        elif fields[0] == "read" and document:
+            self.script.variables.values[fields[-1]] = [document.strip()]
         elif fields[0] in self.script.functions:
             self._call(fields)
         elif fields[0] == "set" and fields[1:2] == ["--"]:
@@ -395,7 +407,9 @@ class _Runner:
         values = {name: [value] for name, value in variables.items()}
         values |= {**self.script.variables.values, "0": [str(path)], "BASH_SOURCE": [str(path)]}
         outer = self.script
-        started = Script(outer.commands, outer.environments, Variables(values), {}, outer.notes, path)
+        started = Script(
+            outer.commands, outer.environments, Variables(values), {}, outer.notes, path, outer.rounds
+        )
         started.variables.set_parameters(fields[index + 1 :])
         _Runner(started, self.depth + 1).run(tokenize(text))
         return True

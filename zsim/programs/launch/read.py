@@ -202,6 +202,7 @@ def _read_named_file(
     source = ProgramSource(str(path))
     owner = program or next((entry for entry in programs() if entry.recognises(source)), None)
     if owner is None:
+        load_table(path)  # which says what is wrong with a damaged file
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
     changes = {**values, **_assignments(loose)}
     if isinstance(owner, ValuesProgram):

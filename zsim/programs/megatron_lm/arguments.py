@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +340,10 @@ def _parse(
             f"{where}: zsim does not simulate {feature}; expected pretrain_gpt.py's models"
         )
     if unknown:
-        flags = ", ".join(f"--{flag}" for flag in dict.fromkeys(unknown))
+        hints = {flag: get_close_matches(flag, FLAGS, 1, 0.92) for flag in unknown}  # a slip of the pen
+        flags = ", ".join(
+            f"--{flag} (or --{hint[0]}?)" if hint else f"--{flag}" for flag, hint in hints.items()
+        )
         arguments.notes.append(f"not Megatron's, and not read: {flags}")
     return arguments
 
@@ -385,6 +389,9 @@ def _set_shape(arguments: Arguments, launcher: Mapping[str, str]) -> None:
     nodes_text = launcher.get("nodes", job.get("SLURM_NNODES", "1"))
     nodes = parse_whole_number(nodes_text)
     per_node = parse_whole_number(launcher.get("per_node", job.get("SLURM_NTASKS_PER_NODE", "")))
+    for key, number in (("nodes", nodes), ("GPUs of a node", per_node)):
+        if number == 0:
+            raise InputError(f"{arguments.where}: the launcher's {key}: found 0, expected at least 1")
     if nodes and per_node:
         arguments.nodes, arguments.gpus = nodes, nodes * per_node
     elif nodes_text.startswith("$"):
