@@ -27,8 +27,8 @@ tensors (`python -m validation.oracle`), and zsim planned the same. **Calls**: t
 in every row all of zsim's are the same as PyTorch's, in kind, bytes, type, group and order. **Peak**: what
 `FSDPMemTracker` counted, rank 0, in GB. The errors are zsim's against that, by category; each category is
 compared at its own maximum, the total at the maximum of the sum. Parameters and gradients are equal to the
-byte, all but three of the totals are within 0.02 %, and every other figure is within 1 %, but for the
-activations of `torchtitan-code` (below). On 8 ranks the groups of `reshard` are of 4: of 8 they are all.
+byte, all totals but one are within 0.02 %, and every other figure is within 1 %. On 8 ranks the groups of
+`reshard` are of 4: of 8 they are all. Rows of `torchtitan-code` have torch's own RMSNorm.
 
 ## What differs, to the byte
 
@@ -37,7 +37,6 @@ activations of `torchtitan-code` (below). On 8 ranks the groups of `reshard` are
   (65,536), the norms' reciprocals (4 bytes per token and norm that is kept) and two scalars of the loss.
 - **Total**: the same. In `llama-2-7b` one tensor of an MLP's width (45,088,768 bytes) lives at the maximum
   that zsim does not count.
-- Rows of `torchtitan-code` have a fused RMSNorm. zsim counts transformers' eager one, which keeps more.
 - FSDPMemTracker counts bytes as they are asked for: no allocator rounding, no CUDA context, no workspaces,
   on either side.
 
