@@ -8,7 +8,7 @@ none of these. `-true` keeps everything in that type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_par
 from zsim.programs.huggingface.job import note_full_length, read_epochs
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
+from zsim.specs.formats.config_file import flatten
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import missing_model
@@ -33,7 +34,7 @@ _OPTIMIZERS = {
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in litgpt's values by key, of a file called `name`."""
     file = TrainingFile(name, program="litgpt")
-    values = FileValues(file, dict(_flatten(data)), KEYS, SILENT, "litgpt")
+    values = FileValues(file, dict(flatten(data, ("model_config",))), KEYS, SILENT, "litgpt")
     values.refuse()
     is_pretraining = "model_name" in data
     has_adapters = "lora_r" in data
@@ -53,14 +54,6 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         file.settings["training.cross_entropy"] = "eager"
     values.finish(RELEASE)
     return file
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value and key != "model_config":
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _read_model(values: FileValues, key: str) -> None:

@@ -17,6 +17,7 @@ from zsim.programs.torchtitan.keys import KEYS, REGISTERED, RENAMED, SECTIONS
 from zsim.programs.torchtitan.registry import locate_registry, read_registered
 from zsim.reading import parse_json, parse_toml, parse_whole_number, read_text
 from zsim.specs.cluster.files import read_toml
+from zsim.specs.formats.config_file import flatten
 
 _CONFIG_FILE = "job.config_file"
 # Variables that run_train.sh reads -> the options that it makes of them.
@@ -69,7 +70,8 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
             raise InputError(f"{file}: no such file; expected a torchtitan TOML{tried}")
         is_new = file.endswith(".json")
         data = _read(Path(file))
-        settings |= dict(_flatten(_add_checkpointing_mode(data) if is_new else data))
+        values = flatten(_add_checkpointing_mode(data) if is_new else data)
+        settings |= {key: value for key, value in values if value is not None and value != {}}
     name = file or ("torchtitan" if module is None else f"torchtitan {registered}")
     settings = _sequences(settings | command_line_settings, str(name))
     return str(name), {**_rename_keys(settings, str(name)), **shape}, is_new
@@ -130,14 +132,6 @@ def _add_checkpointing_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
         mode = "selective" if "force_recompute_mm_shapes_by_fqns" in policy else "full"
     settings = {key: value for key, value in saved.items() if value is not None}
     return {**settings, "activation_checkpoint": {**(policy or {}), "mode": mode}}
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", value
 
 
 def _registered_settings(module: str, config: str, folder: Path) -> dict[str, Any]:

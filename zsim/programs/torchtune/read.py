@@ -11,7 +11,7 @@ fp32 copies (recipes/full_finetune_distributed.py, "Precision"). FSDP2 gathers a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_par
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
+from zsim.specs.formats.config_file import flatten
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import missing_model
@@ -53,7 +54,7 @@ _SAME_SHAPES = {"qwen205b": "qwen2.5-0.5b", "qwen215b": "qwen2.5-1.5b"}
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in torchtune's values by key, of a file called `name`."""
     file = TrainingFile(name, program="torchtune")
-    values = FileValues(file, dict(_flatten(data)), KEYS, SILENT, "torchtune")
+    values = FileValues(file, dict(flatten(data, ("compile",))), KEYS, SILENT, "torchtune")
     values.refuse()
     _check_recipe(values, data)
     component = str(values.get("model._component_", ""))
@@ -77,14 +78,6 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         read_preferences(values, "DPO", reference="base" if has_adapters else "copy")
     values.finish(RELEASE)
     return file
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value and f"{prefix}{key}" != "compile":
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _check_recipe(values: FileValues, data: Mapping[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from zsim.errors import InputError, unreadable_reason
@@ -52,12 +53,28 @@ def change_values(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     return changed
 
 
-def read_file(path: str, read_values: Callable[[str, Mapping[str, Any]], TrainingFile]) -> TrainingFile:
+def flatten(
+    data: Mapping[str, Any], kept: Collection[str] = (), prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of all values in nested tables. Tables at `kept` keys, and empty ones, stay."""
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value and f"{prefix}{key}" not in kept:
+            yield from flatten(value, kept, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def read_file(
+    path: str,
+    read_values: Callable[[str, Mapping[str, Any]], TrainingFile],
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> TrainingFile:
     """The settings in the file at `path`, whose content `read_values` reads by key.
 
-    Notes say which keys stand twice. Raises InputError for a file without keys.
+    `changes` of its values by dotted keys are as options behind it have them. Notes say which keys stand
+    twice. Raises InputError for a file without keys.
     """
     repeats: list[str] = []
-    file = read_values(path, load_table(Path(path), repeats))
+    file = read_values(path, change_values(load_table(Path(path), repeats), changes))
     file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
     return file

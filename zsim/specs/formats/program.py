@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from zsim.errors import InputError
 from zsim.reading import parse_json, parse_toml, read_text
-from zsim.specs.formats.config_file import change_values, load_table
+from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -175,13 +175,6 @@ class ValuesProgram(TrainingProgram):
         return self.read_changed(source, {})
 
     def read_changed(self, source: ProgramSource, changes: Mapping[str, Any]) -> TrainingFile:
-        """The settings in a file with `changes` of its values by dotted keys, as options behind it have them.
-
-        Notes say which keys stand twice.
-        """
-        repeats: list[str] = []
-        data = load_table(Path(source.text), repeats)
+        """The settings in a file with `changes` of its values, see `read_file`."""
         module = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.read")
-        file: TrainingFile = module.read_values(source.text, change_values(data, changes))
-        file.notes = [*(f"{source.text}: {repeat}" for repeat in repeats), *file.notes]
-        return file
+        return read_file(source.text, module.read_values, changes)
