@@ -174,9 +174,9 @@ def test_batched_products_have_a_rate_and_a_half_of_their_own() -> None:
 
 
 def test_rows_that_a_router_draws_end_anywhere_in_a_tile() -> None:
-    """Of 50 products of 256 x 512 each has 2 x 2 tiles, 200 on 100 SMs: two full waves. With rows that are 256
-    in the mean it has 2.5 x 2, 250 in all, which take three waves: 2/3 of the rate. Of 64 rows in the mean all
-    have one tile, as of 64.
+    """Of 50 products of 256 x 512 each has 2 x 2 tiles, 200 on 100 SMs: two full waves. With 256 rows in the
+    mean it has 2.5 x 2, 250 in all, which take three waves: 2/3 of the rate. With 64 in the mean it has one
+    tile, as with 64.
     """
     curve = gemm(half_tile_fraction=0.01)
     for rows, left in ((256, 2 / 3), (64, 1.0)):
