@@ -14,6 +14,7 @@ from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.image_rules import ImageRule
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.images import ImageSize
 
 COUNTED = json.loads((Path(__file__).parent / "published_towers.json").read_text())["models"]
 TEXT = {
@@ -184,3 +185,15 @@ def test_an_image_is_cut_as_the_models_processor_does(
 def test_windows_are_squares_of_tokens() -> None:
     """112 pixels are four tokens of 28 pixels, of two patches each: 8 x 8 patches."""
     assert ImageRule(14, 2, 3136, 10**7, window=112).size_of(560, 560).window == 64
+
+
+def test_smolvlm_cuts_an_image_into_four_tiles_on_its_longer_side_and_one_of_all() -> None:
+    """1000 x 500 pixels: 4 x 2 tiles of 384 and the whole, each of (384 // 14)^2 = 729 patches and 729 / 9 =
+    81 tokens. LLaVA scales each image to 336 pixels, 24^2 tokens, of which the tower has one more."""
+    tower = load_model("smolvlm2-2.2b").tower
+    assert tower is not None
+    assert tower.rule.size_of(1000, 500) == ImageSize(9, 729, 9 * 81)
+    assert tower.rule.size_of(500, 2000) == ImageSize(5, 729, 5 * 81)
+    llava = load_model("llava-1.5-7b").tower
+    assert llava is not None
+    assert llava.rule.size_of(1000, 500) == ImageSize(1, 577, 576)

@@ -35,6 +35,10 @@ SIGLIP = {
     "hidden_size": 64, "image_size": 448, "intermediate_size": 96, "num_attention_heads": 4,
     "num_hidden_layers": 3, "patch_size": 14, "vision_use_head": False,
 }  # fmt: skip
+CLIP = {
+    "hidden_size": 64, "image_size": 56, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_hidden_layers": 3, "patch_size": 14,
+}  # fmt: skip
 INTERNVIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
 LLAMA4_VISION = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256,
@@ -85,6 +89,10 @@ MULTIMODAL = {
     "InternVL": INTERNVIT,
     "Llama4": LLAMA4_VISION,
     "Mistral3": PIXTRAL,
+    "Llava": CLIP,
+    "Idefics3": CLIP,
+    "SmolVLM": CLIP,
+    "MiniMaxM3VL": CLIP,
 }
 MIXERS: dict[str, dict[str, Any]] = {
     "Qwen3NextConfig": {**DELTA, **EXPERTS},
@@ -126,6 +134,18 @@ MIXERS: dict[str, dict[str, Any]] = {
         "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8, "compress_ratios": [0, 4, 128, 4],
     },
     "GlmMoeDsaConfig": {**LATENT, **INDEXER},
+    "MiniMaxM3VLTextConfig": {
+        "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "index_n_heads": 2, "head_dim": 128,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 3, "num_local_experts": 4,
+    },
+    "Gemma3nTextConfig": {
+        "num_hidden_layers": 10, "num_kv_shared_layers": 4, "vocab_size_per_layer_input": 100,
+        "intermediate_size": [96] * 5 + [128] * 5, "hidden_size_per_layer_input": 8,
+    },
+    "Zamba2Config": {
+        "layers_block_type": ["hybrid", "mamba"] * 2, "n_mamba_heads": 8, "mamba_d_state": 16,
+        "adapter_rank": 8, "use_shared_attention_adapter": True, "num_key_value_heads": 4,
+    },
 }  # fmt: skip
 
 
@@ -146,6 +166,8 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
     text |= {"model_type": "qwen2"} if family == "InternVL" else {}
     text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
+    text |= {"model_type": "llama"} if family in ("Llava", "Idefics3", "SmolVLM") else {}
+    text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}
     text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
     text |= (
         {**LATENT, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} if family == "Kimi_K25" else {}
@@ -156,7 +178,8 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     text |= {**DELTA} if family.startswith("Qwen3_5") else {}
     config = config_of(f"{family}Config", text_config=text, vision_config=MULTIMODAL[family], **projector)
     with torch.device("meta"):
-        module = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+        name = "MiniMaxM3Sparse" if family == "MiniMaxM3VL" else family
+        module = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     model = model_from_config(config.to_dict(), "tiny", "tiny.json")
     assert sorted(named(model)) == sorted(named(module))
     if family.startswith("Qwen"):  # others register a norm or a projection in another order than they run it

@@ -4,7 +4,8 @@ Read in transformers 5.24: image_processing_qwen2_vl.py `smart_resize` (Qwen2-VL
 of each), image_processing_glm4v.py (the same, of an image taken as two frames),
 image_processing_kimi_k25.py `navit_resize`, image_processing_gemma4.py `get_aspect_ratio_preserving_size`,
 image_processing_got_ocr2.py `get_optimal_tiled_canvas` (InternVL), image_processing_llama4.py
-`get_best_fit`, processing_gemma3.py.
+`get_best_fit`, processing_gemma3.py, image_processing_idefics3.py `resize_for_vision_encoder` (and
+SmolVLM's), image_processing_minimax_m3_vl.py, image_processing_llava.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from zsim.errors import InputError
 from zsim.specs.strategy.images import ImageSize
 
-Tiling = Literal["none", "nearest aspect", "largest scale"]
+Tiling = Literal["none", "nearest aspect", "largest scale", "longer side"]
 Resizing = Literal["nearest", "never up", "fills"]
 _MAX_ASPECT = 200
 
@@ -38,7 +39,9 @@ class ImageRule:
     """Pixels on the side of a tile, all of which have equal size."""
     max_tiles: int = 1
     tiling: Tiling = "none"
-    """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image."""
+    """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image, or
+    `max_tiles` on the longer side and as few as hold the image on the other.
+    """
     class_tokens: int = 0
     """Rows of the tower in each tile besides patches."""
     resizing: Resizing = "nearest"
@@ -139,6 +142,10 @@ class ImageRule:
         """Tiles of an image, and one of the whole image where there are several."""
         if self.tiling == "none":
             return 1
+        if self.tiling == "longer side":
+            longer, shorter = max(width, height), min(width, height)
+            tiles = self.max_tiles * ceil(self.max_tiles * shorter / longer)
+            return tiles + (tiles > 1)
         grids = [
             (columns, rows)
             for columns in range(1, self.max_tiles + 1)
