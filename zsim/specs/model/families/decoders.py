@@ -200,9 +200,9 @@ def builder_of(facts: Decoder) -> Callable[[ConfigReader], ModelSpec]:
 
 def _trim_lists(config: ConfigReader, prediction: str) -> ConfigReader:
     """The file, whose lists by layer may end with entries of the layers for multi-token prediction."""
-    layers, extra = config.num_blocks("num_hidden_layers"), 0
-    if prediction:
-        extra = config.integer(prediction, 0, minimum=0)
+    if not prediction:
+        return config
+    layers, extra = config.num_blocks("num_hidden_layers"), config.integer(prediction, 0, minimum=0)
     lists = {
         key: list(config.strings(key)[:layers])
         for key in ("layer_types", "mlp_layer_types")
