@@ -21,6 +21,7 @@ TEXT = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4,
     "num_key_value_heads": 2, "num_hidden_layers": 4, "head_dim": 16,
 }  # fmt: skip
+STEP = {"model_type": "step3p7", "text_config": {}, "vision_config": {}}
 VISION = {
     "depth": 3,
     "hidden_size": 32,
@@ -197,3 +198,14 @@ def test_smolvlm_cuts_an_image_into_four_tiles_on_its_longer_side_and_one_of_all
     llava = load_model("llava-1.5-7b").tower
     assert llava is not None
     assert llava.rule.size_of(1000, 500) == ImageSize(1, 577, 576)
+
+
+def test_step_sees_all_of_an_image_and_crops_of_it() -> None:
+    """(728 // 14)^2 patches are 13^2 tokens, and of a crop (504 // 14)^2 are 9^2. 2000 x 500 pixels have 4
+    crops, whose last is more than a fifth of one. 700 x 300 are long, and have 3 crops as wide as they are
+    high. A square of 700 has none.
+    """
+    rule = model_from_config(STEP, "step", "config.json").tower.rule  # type: ignore[union-attr]
+    sizes = [rule.size_of(*sides) for sides in ((2000, 500), (700, 300), (700, 700))]
+    assert [size.rows for size in sizes] == pytest.approx([2704 + 4 * 1296, 2704 + 3 * 1296, 2704])
+    assert [size.tokens for size in sizes] == [169 + 4 * 81, 169 + 3 * 81, 169]

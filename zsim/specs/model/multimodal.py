@@ -89,6 +89,7 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "minimax_m3_vl": MultimodalFamily(
         towers.minimax_m3_tower, "minimax_m3_vl_text", tower_keys=("projector_hidden_size",)
     ),
+    "step3p7": MultimodalFamily(towers.step3p7_tower, "step3p5", tower_keys=("projector_bias",)),
     "llama4": MultimodalFamily(
         towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
     ),

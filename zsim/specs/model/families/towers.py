@@ -1,14 +1,16 @@
 """Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (Gemma 3, Idefics 3, SmolVLM),
-Gemma 4's, InternViT, Llama 4's and Pixtral's.
+Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_siglip.py`, `modeling_gemma3.py`,
 `modeling_gemma4.py`, `modeling_internvl.py`, `modeling_llama4.py`, `modeling_pixtral.py`,
 `modeling_mistral3.py`, `modeling_clip.py`, `modeling_llava.py`, `modeling_idefics3.py`,
-`modeling_smolvlm.py`, `modeling_minimax_m3_vl.py` and their `configuration_*.py`). The bounds of pixels are
-those of the checkpoints' `preprocessor_config.json`.
+`modeling_smolvlm.py`, `modeling_minimax_m3_vl.py`, `modeling_step3p7.py` and their `configuration_*.py`). The
+bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.embedding import Embedding
@@ -436,4 +438,61 @@ def minimax_m3_tower(config: ConfigReader, width: int) -> Tower:
         block_prefix=f"{_VISION}.layers",
         hidden_size=hidden,
         rule=ImageRule(patch, merge, 4 * 28 * 28, 451_584),
+    )
+
+
+def step3p7_tower(config: ConfigReader, width: int) -> Tower:
+    """Step 3.7's: all of an image and its crops, branches scaled by learned vectors, and two convolutions
+    that halve the sides.
+    """
+    names = {"hidden_size": ("width",), "num_hidden_layers": ("layers",), "num_attention_heads": ("heads",)}
+    config = replace(config, aliases=names)
+    hidden, heads = config.integer("hidden_size", 1536), config.integer("num_attention_heads", 16)
+    inner = int(hidden * config.number("mlp_ratio", 8960 / 1536))
+    patch, side = config.integer("patch_size", 14), config.integer("image_size", 728)
+    modules = [
+        layer_norm("layernorm_before", hidden),
+        *separate_qkv("self_attn", hidden, bias=True),
+        tower_core("self_attn.core", heads, hidden),
+        linear("self_attn.out_proj", hidden, hidden, bias=True),
+        learned_scale("lambda_1", hidden),
+        residual("self_attn.residual", hidden),
+        layer_norm("layernorm_after", hidden),
+        *plain_mlp(
+            ("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), hidden, inner,
+            config.string("hidden_act", "quick_gelu"),
+        ),
+        learned_scale("lambda_2", hidden),
+        residual("mlp.residual", hidden),
+    ]  # fmt: skip
+    block = set_registration(
+        tower_block("Step3p7VisionEncoderLayer", modules, "patches"),
+        "lambda_1", "lambda_2", *(f"self_attn.{name}_proj" for name in ("k", "v", "q", "out")),
+        "mlp.fc1", "mlp.fc2", "layernorm_before", "layernorm_after",
+    )  # fmt: skip
+    root = "model.vision_model"
+    downsamplers = [
+        Module(
+            f"{root}.downsampler{number}",
+            Linear(9 * features, 2 * features),
+            (Parameter("weight", (2 * features, features, 3, 3)), Parameter("bias", (2 * features,))),
+            rows_per_token=0.25**number,
+        )
+        for number, features in ((1, hidden), (2, 2 * hidden))
+    ]
+    projector = linear(f"model.{_PROJECTOR}", 4 * hidden, width, bias=config.boolean("projector_bias", False))
+    return Tower(
+        before=(
+            patch_embedding(f"{root}.embeddings.patch_embedding", (patch, patch), hidden, bias=False),
+            on_rows(
+                embedding(f"{root}.embeddings.position_embedding", (side // patch) ** 2, hidden), "patches"
+            ),
+            on_rows(residual(f"{root}.embeddings.add_positions", hidden), "patches"),
+            on_rows(layer_norm(f"{root}.pre_layernorm", hidden), "patches"),
+        ),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 47),
+        after=projector_modules([*downsamplers, projector], width, [module.name for module in downsamplers]),
+        block_prefix=f"{root}.layers",
+        hidden_size=hidden,
+        rule=ImageRule(patch, 4, tile=side, crop=504, max_side=3024),
     )
