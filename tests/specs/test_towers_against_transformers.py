@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -232,3 +233,33 @@ def test_a_tower_has_the_flops_and_keeps_the_bytes_of_transformers(family: str) 
     assert kept + copies == pytest.approx(
         saved_bytes(tower.parameters(), lambda: tower(pixels, grid)), rel=0.01
     )
+
+
+@pytest.mark.parametrize(("family", "attribute"), [("Idefics3", "vision_model"), ("Llava", "vision_tower")])
+def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transformers(
+    family: str, attribute: str
+) -> None:
+    """One tile of 224 pixels. A class token goes through zsim's patch embedding too, a row in 257."""
+    vision = {**CLIP, "hidden_size": 128, "intermediate_size": 512, "image_size": 224}
+    config = config_of(f"{family}Config", text_config={**TEXT, "model_type": "llama"}, vision_config=vision)
+    config.vision_config._attn_implementation = "eager"
+    with torch.device("meta"):
+        kind = type(
+            getattr(getattr(transformers, f"{family}ForConditionalGeneration")(config).model, attribute)
+        )
+    module = kind._from_config(config.vision_config).to(torch.bfloat16).train()
+    pixels = torch.zeros(1, 3, 224, 224, dtype=torch.bfloat16)
+    tower = model_from_config(config.to_dict(), "tiny", "tiny.json").tower
+    assert tower is not None
+    tile = replace(tower.rule.size_of(224, 224), tiles=1)
+    shape, options = BatchShape(1, 1024, images=SampledImages(tile, 1.0, 1.0)), WorkOptions()
+    modules = (*tower.before, *(module for block in tower.blocks for module in block.modules), tower.after[0])
+    flops = sum(
+        kernel.flops for one in modules for kernel in one.kernels(FORWARD, shape.seen_by(one), options)
+    )
+    with FlopCounterMode(display=False) as counter:
+        module(pixels)
+    assert flops == pytest.approx(counter.get_total_flops(), rel=1e-3 if tower.rule.class_tokens else 1e-12)
+    module.set_attn_implementation("sdpa")
+    kept = sum(one.saved_bytes(shape.seen_by(one), options) for one in modules)
+    assert kept == pytest.approx(saved_bytes(module.parameters(), lambda: module(pixels)), rel=0.01)
