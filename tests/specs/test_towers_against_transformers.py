@@ -263,3 +263,30 @@ def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transforme
     module.set_attn_implementation("sdpa")
     kept = sum(one.saved_bytes(shape.seen_by(one), options) for one in modules)
     assert kept == pytest.approx(saved_bytes(module.parameters(), lambda: module(pixels)), rel=0.01)
+
+
+def test_a_block_of_gemma_3n_keeps_the_bytes_of_transformers() -> None:
+    """Within 1 %, but for the cosines and sines that all blocks share: four streams, norms in fp32 twice, the
+    router's inputs of both updates.
+    """
+    tokens, hidden, head = 256, 512, 128
+    config = config_of(
+        "Gemma3nTextConfig", hidden_size=hidden, num_attention_heads=4, num_key_value_heads=2, head_dim=head,
+        num_hidden_layers=2, num_kv_shared_layers=0, intermediate_size=1024, vocab_size=100, laurel_rank=16,
+        vocab_size_per_layer_input=100, hidden_size_per_layer_input=16, layer_types=["full_attention"] * 2,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, attn_implementation="sdpa",
+    )  # fmt: skip
+    module = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train().model
+    streams = torch.zeros(4, 1, tokens, hidden, dtype=torch.bfloat16, requires_grad=True)
+    inputs = torch.zeros(1, tokens, 16, dtype=torch.bfloat16)
+    rotary = module.rotary_emb(streams[0], torch.arange(tokens)[None], "full_attention")
+    block = model_from_config(config.to_dict(), "tiny", "tiny.json").blocks[0]
+    shape = BatchShape(1, tokens)
+    kept = sum(one.saved_bytes(shape.seen_by(one), WorkOptions()) for one in block.modules)
+    measured = saved_bytes(
+        module.parameters(),
+        lambda: module.layers[0](
+            streams, position_embeddings=rotary, per_layer_input=inputs, shared_kv_states={}
+        ),
+    )
+    assert kept == pytest.approx(measured - 2 * tokens * head * 2, rel=0.01)
