@@ -96,7 +96,8 @@ class ZenFlowSchedule(Zero12Schedule):
         if config.stage == 1 and config.grad_accum_dtype != config.param_dtype:
             raise NotSimulatedError(
                 f"{config.name}: data_types.grad_accum_dtype: {config.grad_accum_dtype} is not simulated "
-                f"with ZenFlow at stage 1, whose weights are {config.param_dtype}; expected the same, or stage 2"
+                f"with ZenFlow at stage 1, whose weights are {config.param_dtype}; expected the "
+                "same, or stage 2"
             )
         super().__init__(stage, config)
         self.partitions_gradients = True
