@@ -183,8 +183,8 @@ def test_a_name_is_seen_wherever_it_stands() -> None:
 # their hooks, the walk through them, pipelines and split models, memory, frameworks, plans.
 PLAN = (
     "actions", "recorded_work", "ops", "columns", "builder", "host_reads", "checks", "node_types", "passes",
-    "recorded", "workload", "stage", "hooks", "block_copies", "shared", "walk", "pipeline",
-    "parallel", "memory", "moments", "framework_hooks", "paging", "rank_program", "make", "plans",
+    "recorded", "workload", "stage", "hooks", "shared", "walk", "pipeline",
+    "parallel", "memory", "moments", "framework_hooks", "paging", "make", "plans",
 )  # fmt: skip
 
 

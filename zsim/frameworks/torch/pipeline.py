@@ -13,9 +13,8 @@ from zsim.plan.actions import Order, Step
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.pipeline.csv_schedule import read_csv
 from zsim.plan.pipeline.lowering import orders_of
-from zsim.plan.pipeline.orders import chunk_group_size
+from zsim.plan.pipeline.orders import chunk_group_size, ranks_of_stages
 from zsim.plan.pipeline.pipeline_checks import check_micro_batches
-from zsim.plan.pipeline.placement import ranks_of_stages
 from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.stage import Stage
 
