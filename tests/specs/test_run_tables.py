@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict
 import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import change_experiment
-from zsim.specs.experiment.run.failures import FailuresTable, resolve_failures
-from zsim.specs.experiment.run.presets import preset_names
+from zsim.specs.experiment.run.failures import FailuresTable, preset_names, resolve_failures
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import Duration, Tokens, format_duration

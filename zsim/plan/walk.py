@@ -125,7 +125,7 @@ class Walk:
 
     def reference_forward(self) -> None:
         """Issue the forward of a frozen model on the micro-batch, which keeps nothing for a backward. See
-        [Note: a reference's forward] of `zsim.specs.experiment.training.reference_model`.
+        [Note: a reference's forward] of `zsim.specs.experiment.training.trained_model`.
         """
         builder, micro_batch = self.builder, self.micro_batch
         builder.phase, builder.micro_batch = "reference", micro_batch

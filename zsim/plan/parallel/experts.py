@@ -19,7 +19,8 @@ of its capacity, filled or not, in an all-to-all of equal parts and one back. It
 one after the other on slices of what arrived, which are copied where they are not contiguous. Without a limit
 the ranks first agree on the capacity, which the host reads. transformers, kempnerforge: no exchange.
 
-Experts that are modules of their own are those of `deepspeed.moe.layer.MoE` (DeepSpeed 0.19.8 moe/experts.py).
+Experts that are modules of their own are those of `deepspeed.moe.layer.MoE` (DeepSpeed 0.19.8
+moe/experts.py).
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ DualPipeV part it in I, the gradient of its input, and W, those of its weights, 
 of the latter: `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`, `ScheduleDualPipeV` of torch 2.13
 `torch/distributed/pipelining/schedules.py`. The papers are arXiv 2401.10241 (ZB1P, and ZB-V in section 6).
 
-Ranks hold the stages of the model in loops or in the shape of a V. Source: `generate_stage_to_rank_mapping` of torch 2.13 `torch/distributed/pipelining/_utils.py`. Megatron-Core
-0.16.1 places chunk j of rank r as a loop does (`core/pipeline_parallel/schedules.py`).
+Ranks hold the stages of the model in loops or in the shape of a V. Source: `generate_stage_to_rank_mapping`
+of torch 2.13 `torch/distributed/pipelining/_utils.py`. Megatron-Core 0.16.1 places chunk j of rank r as a
+loop does (`core/pipeline_parallel/schedules.py`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.images import SampledImages
+from zsim.specs.strategy.images import SampledImages, SampledLengths
 from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
-from zsim.specs.strategy.lengths import SampledLengths
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
