@@ -182,7 +182,7 @@ def test_a_name_is_seen_wherever_it_stands() -> None:
 # Modules and packages of `plan` from the ground up: the vocabulary, modules at work, stages and
 # their hooks, the walk through them, pipelines and split models, memory, frameworks, plans.
 PLAN = (
-    "actions", "recorded_work", "ops", "columns", "builder", "host_reads", "checks", "node_types", "passes",
+    "actions", "recorded_work", "ops", "columns", "builder", "checks", "node_types", "passes",
     "recorded", "workload", "stage", "hooks", "shared", "walk", "pipeline",
     "parallel", "memory", "moments", "framework_hooks", "paging", "make", "plans",
 )  # fmt: skip
@@ -305,7 +305,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 
 # Modules of one function whose name is a noun all the same: the thing that the function gives or does.
 NOUNS = {
-    "zsim.extras", "zsim.plan.host_reads",
+    "zsim.extras", "zsim.plan.builder",
     "zsim.specs.cluster.cublas",
 }  # fmt: skip
 

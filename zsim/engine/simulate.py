@@ -26,9 +26,8 @@ from zsim.engine.jitter.steps import JitterRun, ProgramRun, draw_steps, run_once
 from zsim.engine.micro_batch_period import Period, find_period
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.one_stream import is_one_rank, serial_times
-from zsim.engine.prepare import PreparedJob, prepare
+from zsim.engine.prepare import PreparedJob, StepRequest, prepare
 from zsim.engine.record import make_trace
-from zsim.engine.request import StepRequest
 from zsim.engine.simulated_rank import SimulatedRank
 from zsim.errors import NotSimulatedError
 from zsim.fabric.communicators import LinkLoad

@@ -12,6 +12,7 @@ links it is slowed (`Transfer.slow_profile`). Its latency is not affected.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -476,3 +477,19 @@ class InFlightTransfer:
         if self._activity is None or slow_profile is None or (num_busy_before > 0) == (self.num_busy > 0):
             return
         self._pool.change(self._activity, slow_profile if self.num_busy else self._transfer.profile)
+
+
+def idle_fabric(topology: Topology, group: Group, collectives: Sequence[Collective] | None = None) -> Fabric:
+    """The idle links of `topology`, ready to run `collectives` in all groups of `group`'s kind at once. None:
+    any collective.
+    """
+    return Fabric(simpy.Environment(), topology, {group.name: group}, is_folded=True, collectives=collectives)
+
+
+def idle_seconds(topology: Topology, groups: Mapping[str, Group], collectives: Iterable[Collective]) -> float:
+    """Seconds of all `collectives` one after the other on otherwise idle links. The groups of a kind run at
+    once, all as slow as the slowest of them.
+    """
+    calls = Counter(collectives)
+    fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, collectives=calls)
+    return sum(count * fabric.transfer(work, 0).isolated_seconds for work, count in calls.items())

@@ -14,7 +14,7 @@ import numpy as np
 
 from zsim.api import Result
 from zsim.errors import InputError, NotSimulatedError
-from zsim.fabric.idle import idle_seconds
+from zsim.fabric.fabric import idle_seconds
 from zsim.goodput.checkpoints.framework import framework_checkpoint
 from zsim.goodput.checkpoints.machine import SavingMachine
 from zsim.goodput.checkpoints.rates import saving_rates

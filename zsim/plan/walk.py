@@ -24,8 +24,8 @@ from zsim.plan.hooks import BlockPosition, Hooks
 from zsim.plan.ops import Kernels, MemoryChange, Op
 from zsim.plan.shared.amaxes import reduce_amaxes
 from zsim.plan.shared.checkpoints import CHECKPOINT
-from zsim.plan.workload.autograd import SIDE_STREAM_MARKS
 from zsim.plan.workload.issued_work import IssuedWork, launches_of, num_launches
+from zsim.plan.workload.modules import SIDE_STREAM_MARKS
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Exchange, Module
 

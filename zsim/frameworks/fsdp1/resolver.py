@@ -5,8 +5,7 @@ from __future__ import annotations
 from zsim.errors import InputError
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.torch.fsdp_resolver import FsdpTraining, check_replicate, fsdp_dtypes, launch_ranks
-from zsim.frameworks.torch.names import UNSHARDED
-from zsim.frameworks.torch.parallelism import DATA_PARALLEL, KEMPNERFORGE, ULYSSES
+from zsim.frameworks.torch.parallelism import DATA_PARALLEL, KEMPNERFORGE, ULYSSES, UNSHARDED
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
 from zsim.specs.experiment.job import Job

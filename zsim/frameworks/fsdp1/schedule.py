@@ -37,8 +37,7 @@ from zsim.frameworks.fsdp1.reduce import (
 )
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
-from zsim.frameworks.torch.fsdp_hooks import FsdpHooks
-from zsim.frameworks.torch.moments import sharded_moments
+from zsim.frameworks.torch.moments import FsdpHooks, sharded_moments
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.moments import BetweenSteps, JobMoment

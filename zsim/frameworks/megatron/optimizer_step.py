@@ -18,8 +18,7 @@ from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware
-from zsim.plan.builder import PlanBuilder
-from zsim.plan.host_reads import read_scalar
+from zsim.plan.builder import PlanBuilder, read_scalar
 from zsim.plan.shared.optimizer import UPDATE, update
 from zsim.specs.strategy.training import TrainingConfig
 

@@ -27,8 +27,11 @@ from itertools import zip_longest
 from typing import Literal
 
 from zsim.errors import InputError
-from zsim.frameworks.megatron.pipeline import MegatronPipeline, one_forward_one_backward_steps
-from zsim.frameworks.megatron.pipeline_interleaved import interleaved_steps
+from zsim.frameworks.megatron.pipeline import (
+    MegatronPipeline,
+    interleaved_steps,
+    one_forward_one_backward_steps,
+)
 from zsim.operations.operation import Role
 from zsim.plan.actions import Action, Overlap, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder

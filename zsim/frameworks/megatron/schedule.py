@@ -73,15 +73,20 @@ from zsim.cost.kernels.update import (
 )
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.megatron.buffer import Bucket, GroupBuffer, make_layout, owned_numels
-from zsim.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
+from zsim.frameworks.megatron.buffer import (
+    Bucket,
+    Fp8Weights,
+    GroupBuffer,
+    make_layout,
+    owned_numels,
+    quantize_masters,
+)
 from zsim.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
 from zsim.frameworks.megatron.optimizer_step import prepare_gradients, state_sizes, update_parameters
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.operations.operation import Role
-from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels, read_scalar
 from zsim.plan.hooks import BlockTimedHooks
-from zsim.plan.host_reads import read_scalar
 from zsim.plan.ops import CollectiveKind, Group, Memory
 from zsim.plan.shared.host_side import HostSide
 from zsim.plan.shared.optimizer import UPDATE, frozen_bytes, partition_states, update

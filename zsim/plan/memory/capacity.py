@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.arrays import Ints, unique
-from zsim.plan.memory.peaks import device_peaks, pinned_peak
+from zsim.plan.memory.tensors import device_peaks, pinned_peak
 from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Collective, Device, Memory, Plan, Program
 from zsim.specs.cluster.cluster import Cluster, FrameworkMemory, HostDevice

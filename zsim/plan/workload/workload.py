@@ -41,21 +41,19 @@ from zsim.operations import Loss
 from zsim.operations.fused_head import fused_head, head_index
 from zsim.operations.operation import operations_of
 from zsim.operations.traced import Extent
-from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.host_reads import read_scalar
+from zsim.plan.builder import COMPUTE, PlanBuilder, read_scalar
 from zsim.plan.ops import Group, Kernels
-from zsim.plan.workload.autograd import backward_order
 from zsim.plan.workload.modules import (
     NO_WORK,
     BlockWork,
     ModuleWork,
     ModuleWorks,
+    backward_order,
     checkpoint_block,
     module_work,
     reuse_stream_gradient,
 )
-from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
-from zsim.plan.workload.tiles import tile_mlp
+from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors, tile_mlp
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, Tower, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 

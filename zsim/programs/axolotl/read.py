@@ -37,9 +37,8 @@ from zsim.programs.huggingface.job import (
 from zsim.programs.huggingface.models import read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.training_file import TrainingFile, read_file
 
 _OPTIMIZERS = {
     "ao_adamw_8bit": ("adamw-8bit-torchao", "fused"),

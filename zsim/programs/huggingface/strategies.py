@@ -12,9 +12,9 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.accelerate.keys import SHARDING
-from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.named_files import locate_named_file
+from zsim.specs.formats.training_file import load_file
 
 # A DeepSpeed JSON's keys that the Trainer compares with its own arguments, by their names in the programs.
 _COMPARED = {

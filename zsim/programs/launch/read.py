@@ -24,10 +24,9 @@ from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
-from zsim.specs.formats.config_file import load_table
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.program import ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.training_file import TrainingFile, load_table
 from zsim.specs.model.hub_names import preset_of
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]

@@ -16,9 +16,8 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_par
 from zsim.programs.huggingface.job import note_full_length, read_epochs
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.training_file import TrainingFile, read_file
 from zsim.specs.model.hub_names import missing_model
 
 _PRECISIONS = {

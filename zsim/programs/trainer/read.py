@@ -21,9 +21,8 @@ from zsim.programs.huggingface.models import read_model, weights_type, write_typ
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trainer.keys import KEYS
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.training_file import TrainingFile, read_file
 
 
 def read_training_arguments(path: str) -> TrainingFile:

@@ -28,9 +28,8 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.trl.rollout import ROLLOUTS, read_lengths, read_rollout
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.training_file import TrainingFile, read_file
 
 _LENGTH = 1024
 PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO"}

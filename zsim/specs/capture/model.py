@@ -24,8 +24,7 @@ from zsim.errors import InputError
 from zsim.operations.operation import Operation, Role, operations_of
 from zsim.operations.traced import CaptureInfo, Extent, TracedModule
 from zsim.specs.capture.formula_matcher import FormulaMatch, FormulaMatcher
-from zsim.specs.capture.groups import OperatorGroup, groups_of
-from zsim.specs.capture.kernels import kernels, traced
+from zsim.specs.capture.groups import OperatorGroup, groups_of, kernels, traced
 from zsim.specs.capture.recording import ModuleRecord, ModuleRecording, Operator, ParameterRecord
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Norm, Parameter
 

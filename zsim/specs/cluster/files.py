@@ -32,17 +32,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from zsim.errors import InputError, expected_text
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_user_file
 from zsim.resources import PRESETS
-from zsim.specs.cluster.aliases import NETWORK_ALIASES, expand_aliases, shared_keys_of
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import AttentionEfficiency, Gpu, Power
 from zsim.specs.cluster.host_speeds import default_offload_table, scale_host_costs
 from zsim.specs.cluster.network import KEYS
 from zsim.specs.cluster.node_request import (
+    NETWORK_ALIASES,
     NODE_KEYS,
     check_no_unused_keys,
+    expand_aliases,
     read_node_entries,
     refuse_node_counts,
+    shared_keys_of,
 )
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID, Evidence
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key

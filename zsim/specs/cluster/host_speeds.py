@@ -23,7 +23,7 @@ from zsim.reading import parse_toml
 from zsim.resources import PRESETS, preset_table
 from zsim.specs.cluster.table import Fraction, Table
 from zsim.specs.messages import validate_table
-from zsim.specs.strategy.sentences import left_out
+from zsim.specs.strategy.requirement import left_out
 from zsim.units import SECONDS, BytesPerSecond, Seconds, parse_quantity
 
 _PRESET = PRESETS / "hosts.toml"

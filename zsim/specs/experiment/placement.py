@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from zsim.arrays import Ints
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster, NodeLink
-from zsim.specs.topology.node_types import listed_nodes
+from zsim.specs.topology.node_links import listed_nodes
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]

@@ -57,7 +57,7 @@ from zsim.specs.strategy.expert_degrees import (
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.sentences import alternatives
+from zsim.specs.strategy.requirement import alternatives
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from zsim.errors import InputError, unreadable_reason
+from zsim.reading import parse_json, read_text
+from zsim.specs.formats.safe_yaml import content_kind, load_yaml
 
 
 @dataclass
@@ -48,3 +53,38 @@ class TrainingFile:
 
     def note(self, text: str) -> None:
         self.notes.append(f"{self.name}: {text}")
+
+
+def load_file(path: Path, notes: list[str] | None = None) -> Any:
+    """The content of a YAML or JSON. Raises InputError for a file that is missing or damaged."""
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
+    if path.suffix.lower() != ".json":
+        return load_yaml(text, str(path), notes)
+    try:
+        return parse_json(text, path)
+    except ValueError as error:
+        raise InputError(f"{path}: is not valid JSON: {error}") from None
+
+
+def load_table(path: Path, notes: list[str] | None = None) -> Mapping[str, Any]:
+    """The content of a YAML or JSON with keys at the top. Raises InputError for any other file."""
+    data = load_file(path, notes)
+    if not isinstance(data, Mapping):
+        raise InputError(f"{path}: {content_kind(data)}; expected keys and values at the top")
+    return data
+
+
+def read_file(path: str, read_values: Callable[[str, Mapping[str, Any]], TrainingFile]) -> TrainingFile:
+    """The settings in the file at `path`, whose content `read_values` reads by key.
+
+    Notes say which keys stand twice. Raises InputError for a file without keys.
+    """
+    repeats: list[str] = []
+    file = read_values(path, load_table(Path(path), repeats))
+    file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
+    return file

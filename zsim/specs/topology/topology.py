@@ -23,8 +23,13 @@ from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.network import Network
 from zsim.specs.topology.link_list import LinkList
-from zsim.specs.topology.node_links import Condition, LinkClass, NodeLinks
-from zsim.specs.topology.node_types import check_node_count, condition_of_types
+from zsim.specs.topology.node_links import (
+    Condition,
+    LinkClass,
+    NodeLinks,
+    check_node_count,
+    condition_of_types,
+)
 from zsim.specs.topology.trees import SingleSwitch, Tree
 from zsim.specs.topology.wiring import Cards, Hop, HopWiring, Inventory, Links, Wiring, weighted_count
 

@@ -18,9 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.experiment.run.checkpoint import CheckpointTable, steps_or_time
-from zsim.specs.experiment.run.failures import FailuresTable
+from zsim.specs.experiment.run.failures import FailuresTable, RecoveryTable
 from zsim.specs.experiment.run.local_training import LocalTrainingTable
-from zsim.specs.experiment.run.recovery import RecoveryTable
 from zsim.specs.experiment.run.storage import StorageTable
 from zsim.units import Duration, Tokens
 
