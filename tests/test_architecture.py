@@ -304,10 +304,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 
 
 # Modules of one function whose name is a noun all the same: the thing that the function gives or does.
-NOUNS = {
-    "zsim.extras", "zsim.plan.builder",
-    "zsim.specs.cluster.cublas",
-}  # fmt: skip
+NOUNS = {"zsim.extras", "zsim.specs.cluster.cublas"}
 
 
 def test_a_file_is_a_noun() -> None:
