@@ -184,7 +184,7 @@ def test_a_name_is_seen_wherever_it_stands() -> None:
 PLAN = (
     "actions", "recorded_work", "ops", "columns", "builder", "checks", "node_types", "passes",
     "recorded", "workload", "stage", "hooks", "shared", "walk", "pipeline",
-    "parallel", "memory", "moments", "framework_hooks", "paging", "make", "plans",
+    "parallel", "memory", "moments", "framework_hooks", "make", "plans",
 )  # fmt: skip
 
 

@@ -1,4 +1,16 @@
-"""Make the plan of a job."""
+"""Make the plan of a job.
+
+# [Note: paged states]
+bitsandbytes' paged optimizers (0.50.2 functional.py `get_paged`, csrc/pythonInterface.cpp) keep every state
+of 100,000 elements or more in CUDA's unified memory. A step prefetches the states of one tensor to the GPU,
+updates it, and waits, tensor by tensor (optim/optimizer.py `step`). Where cudaMalloc or a prefetch finds no
+free memory, the driver moves unified memory to the host, in pieces of 2 MiB, those first that came to the GPU
+or were prefetched longest ago (NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia-uvm/uvm_pmm_gpu.c, head
+comment and `pick_root_chunk_to_evict`). So torch gets what it asks for, and keeps it, and the states have
+what the step's peak leaves. If that is enough, nothing moves. If not, a step visits them in the same order as
+the one before, and the states that were used longest ago are needed next: all of them come over PCIe and go
+back in every step, however little is missing.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +24,10 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.framework_hooks import FrameworkHooks, hooks_of
 from zsim.plan.hooks import Hooks
+from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.node_types import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
-from zsim.plan.paging import place_paged_states
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
@@ -36,6 +48,7 @@ from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
 from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE, Mesh
+from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
@@ -78,13 +91,18 @@ def make_plan(job: Job) -> Plan:
 
 
 def paged_basis(job: Job, plan_of_basis: Callable[[PlanBasis], Plan]) -> PlanBasis:
-    """`plan_basis` with paged states where the driver has them. `plan_of_basis` makes the plan of a basis."""
-    basis = plan_basis(job)
+    """`plan_basis` with paged states where the driver has them. `plan_of_basis` makes the plan of a basis.
 
-    def plan_training(training: TrainingConfig) -> Plan:
-        return plan_of_basis(replace(basis, training=training))
-
-    return replace(basis, training=place_paged_states(job, plan_training))
+    Frameworks that keep states in their own partitions have them on the GPU. See [Note: paged states].
+    """
+    basis, training = plan_basis(job), job.training
+    if training.paged_states is not None or not optimizer_of(training.optimizer).is_paged:
+        return basis
+    gpu_basis = replace(basis, training=replace(training, paged_states="gpu"))
+    has_own_states = hooks_of(job.strategy).pages_optimizer_states
+    if not has_own_states or excess_bytes(job, plan_of_basis(gpu_basis)) <= 0:
+        return gpu_basis
+    return replace(basis, training=replace(training, paged_states="host"))
 
 
 @garbage_collection.pause()

@@ -130,11 +130,6 @@ class Placement:
         return nodes * gpus_per_node + np.arange(len(nodes)) - firsts
 
 
-def even_placement(nodes: int, gpus_per_node: int) -> Placement:
-    """A placement on all nodes of its fabric, with `gpus_per_node` GPUs on each."""
-    return Placement(nodes, tuple(range(nodes)), (gpus_per_node,) * nodes)
-
-
 def resolve_placement(
     table: PlacementTable,
     cluster: Cluster,

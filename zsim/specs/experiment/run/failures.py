@@ -204,11 +204,6 @@ def resolve_failures(table: FailuresTable | None) -> FailuresTable:
 _Preset = TypeVar("_Preset", bound=Table)
 
 
-def preset_names(file: str) -> tuple[str, ...]:
-    """Names in a file of presets, sorted."""
-    return tuple(sorted(read_toml(PRESETS / file)))
-
-
 def apply_preset(table: _Preset, file: str, where: str) -> _Preset:
     """The table, with the numbers of the preset that it names for all keys that it leaves out.
 
