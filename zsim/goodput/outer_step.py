@@ -23,7 +23,7 @@ from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.run.local_training import LocalTrainingTable
+from zsim.specs.experiment.run.run import LocalTrainingTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import kinds
 
