@@ -72,7 +72,7 @@ class TrainingConfig:
     """
     paged_states: Literal["gpu", "host"] | None = None
     """The memory that holds a paged optimizer's states between steps. None for the memory where the driver
-    has them, as `zsim.plan.paging` works out.
+    has them, as `zsim.plan.make` works out.
     """
     stochastic_rounding: bool = False
     """torchao's optimizers write bf16 weights with stochastic rounding."""
