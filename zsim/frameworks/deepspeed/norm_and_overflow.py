@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels.update import norm_kernels, scale_kernels
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.plan.host_reads import read_scalar
+from zsim.plan.builder import read_scalar
 from zsim.plan.stage import Stage
 
 

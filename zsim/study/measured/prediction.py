@@ -14,7 +14,7 @@ from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.pipeline import seconds_by_cause
 from zsim.plan.memory.capacity import framework_memory, usable_bytes
-from zsim.plan.memory.peaks import device_peaks
+from zsim.plan.memory.tensors import device_peaks
 from zsim.report.job_features import job_features
 from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.experiment.job import Job
