@@ -182,9 +182,9 @@ def test_a_name_is_seen_wherever_it_stands() -> None:
 # Modules and packages of `plan` from the ground up: the vocabulary, modules at work, stages and
 # their hooks, the walk through them, pipelines and split models, memory, frameworks, plans.
 PLAN = (
-    "actions", "recorded_work", "ops", "columns", "builder", "host_reads", "checks", "node_types", "passes",
-    "recorded", "workload", "stage", "hooks", "block_copies", "shared", "walk", "pipeline",
-    "parallel", "memory", "moments", "framework_hooks", "paging", "rank_program", "make", "plans",
+    "actions", "recorded_work", "ops", "columns", "builder", "checks", "node_types", "passes",
+    "recorded", "workload", "stage", "hooks", "shared", "walk", "pipeline",
+    "parallel", "memory", "moments", "framework_hooks", "make", "plans",
 )  # fmt: skip
 
 
@@ -304,10 +304,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 
 
 # Modules of one function whose name is a noun all the same: the thing that the function gives or does.
-NOUNS = {
-    "zsim.extras", "zsim.plan.host_reads",
-    "zsim.specs.cluster.cublas",
-}  # fmt: skip
+NOUNS = {"zsim.extras", "zsim.specs.cluster.cublas"}
 
 
 def test_a_file_is_a_noun() -> None:

@@ -19,7 +19,7 @@ from validation.cases.cases import ANY_CLUSTER, oracle_experiment
 from validation.oracle.answer import Answer
 from zsim.comparison.call_lists import unfold
 from zsim.comparison.calls import Call, calls_of_plan
-from zsim.plan.memory.peaks import plan_peaks
+from zsim.plan.memory.tensors import plan_peaks
 from zsim.plan.ops import Plan
 
 TRACES = Path(__file__).parents[1] / "traces"

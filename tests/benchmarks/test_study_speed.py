@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from zsim.arrays import Ints
-from zsim.engine.pools.partition import PoolRuns
-from zsim.engine.pools.replay import PoolEvents
+from zsim.engine.pools import PoolEvents, PoolRuns
 from zsim.engine.simulator import Simulator
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of

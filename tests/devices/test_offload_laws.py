@@ -16,7 +16,7 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Plan
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.placement import even_placement
+from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.resolve import resolve
 
 GB = 10**9
@@ -44,7 +44,7 @@ def job_of(gpus: int, nodes: int = 1, **tables: dict[str, Any]) -> Job:
     }  # fmt: skip
     merged = {name: {**values, **tables.get(name, {})} for name, values in defaults.items()}
     merged |= {name: values for name, values in tables.items() if name not in defaults}
-    placement = even_placement(nodes, gpus // nodes)
+    placement = Placement(nodes, tuple(range(nodes)), (gpus // nodes,) * nodes)
     return replace(job, cluster=cluster_of(job.cluster, **merged), placement=placement)
 
 

@@ -22,7 +22,7 @@ from zsim.engine.allocation import has_room_at, make_allocator, reach_steady_sta
 from zsim.engine.simulate import simulate_job
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import step_peak_bytes
-from zsim.plan.memory.peaks import plan_peaks
+from zsim.plan.memory.tensors import plan_peaks
 from zsim.plan.passes.repeated_step import repeat_step
 from zsim.report.fit import fit_of
 from zsim.report.views.html.report import html_report

@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from zsim.cost.kernels.kernel import Kernel
-from zsim.engine.jitter.draw import lognormal, op_seconds, rank_factors, sigma_of_sum
+from zsim.engine.jitter.segments import lognormal, op_seconds, rank_factors, sigma_of_sum
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder

@@ -10,7 +10,7 @@ import pytest
 import zsim
 from zsim.engine.executor import Executor
 from zsim.engine.simulate import Outcome, simulate_job
-from zsim.fluid.event_queue import exact_delay
+from zsim.fluid.pool import exact_delay
 from zsim.specs.experiment.resolve import resolve
 
 MEGATRON = {"kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True}

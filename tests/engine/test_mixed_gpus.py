@@ -12,9 +12,8 @@ import simpy
 from rich.console import Console
 
 import zsim
-from zsim.engine.prepare import prepare
+from zsim.engine.prepare import StepRequest, prepare
 from zsim.engine.priced_program import PricedProgram
-from zsim.engine.request import StepRequest
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan

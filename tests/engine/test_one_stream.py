@@ -11,8 +11,7 @@ import simpy
 from zsim.engine.folding import find_classes
 from zsim.engine.jitter.steps import run_once
 from zsim.engine.one_stream import is_one_rank, serial_times
-from zsim.engine.prepare import PreparedJob, prepare
-from zsim.engine.request import StepRequest
+from zsim.engine.prepare import PreparedJob, StepRequest, prepare
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

@@ -27,14 +27,13 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.engine.folding import find_classes
 from zsim.engine.jitter.steps import run_once
-from zsim.engine.prepare import prepare
-from zsim.engine.request import StepRequest
+from zsim.engine.prepare import StepRequest, prepare
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.explain.report_of import report_of
 from zsim.explain.variants import step_variants
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory, step_peak_bytes
-from zsim.plan.memory.peaks import plan_peaks
+from zsim.plan.memory.tensors import plan_peaks
 from zsim.plan.ops import Group, Message, Plan
 from zsim.plan.passes.repeated_step import is_drained
 from zsim.report.critical.path import critical_path

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator
-from zsim.engine.pools.partition import PoolRun, PoolRuns
-from zsim.engine.pools.repeats import find_repeats
-from zsim.engine.pools.replay import FREE, PoolEvents, PoolReplay
+from zsim.engine.pools import FREE, PoolEvents, PoolReplay, PoolRun, PoolRuns, find_repeats
 
 REQUESTS = ((11 * 2**20, "gather"), (24 * 2**20, "gather"), (70_000, "reduce"), (5 * 2**20, "reduce"))
 

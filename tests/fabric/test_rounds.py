@@ -10,8 +10,7 @@ import simpy
 
 from tests.oracles.rounds import Rounds
 from zsim.cost.collectives.rounds import tree_pieces
-from zsim.fabric.fabric import Fabric
-from zsim.fabric.idle import idle_fabric
+from zsim.fabric.fabric import Fabric, idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group, SplitSizes
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import ProtocolCosts

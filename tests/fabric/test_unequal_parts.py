@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.fabric.fabric import Fabric
-from zsim.fabric.idle import idle_fabric
+from zsim.fabric.fabric import Fabric, idle_fabric
 from zsim.plan.ops import Collective, Group, SplitSizes
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.model.spec import ExchangeLibrary

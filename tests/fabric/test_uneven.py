@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zsim.fabric.algorithms.link_usage import link_usage
-from zsim.fabric.idle import idle_fabric
+from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology

@@ -10,8 +10,7 @@ import pytest
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-from zsim.fluid.event_queue import EventQueue
-from zsim.fluid.pool import Timer
+from zsim.fluid.pool import EventQueue, Timer
 
 LATER = EventPriority(2)  # of a pool of links, at the end of an instant
 

@@ -15,7 +15,7 @@ from zsim.goodput.ledger import RunLedger
 from zsim.goodput.runs import run_seeds
 from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.training_run import TrainingRun
-from zsim.specs.experiment.run.recovery import RecoveryPolicy
+from zsim.specs.experiment.run.failures import RecoveryPolicy
 
 
 def check_books(ledger: RunLedger) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import zsim
 from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
-from zsim.plan import block_copies
+from zsim.plan import walk
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.resolve import resolve
@@ -105,13 +105,13 @@ def test_a_deep_model_is_walked_at_its_ends_alone(monkeypatch: pytest.MonkeyPatc
     """Of 40 blocks, recomputed in backward. A fetch looks ahead by no more parameters than a block has, and
     every gradient is reduced by itself, so that blocks begin alike from the third on."""
     copied: list[int] = []
-    copy = block_copies._copy
+    copy = walk._copy
 
     def counted(*arguments: Any) -> None:
         copied.append(arguments[-1])
         copy(*arguments)
 
-    monkeypatch.setattr(block_copies, "_copy", counted)
+    monkeypatch.setattr(walk, "_copy", counted)
     zero = {
         "stage3_prefetch_bucket_size": 1_000_000, "stage3_max_live_parameters": 10_000_000,
         "stage3_max_reuse_distance": 0, "reduce_bucket_size": 1,

@@ -15,7 +15,7 @@ from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.frameworks.megatron.kernels import MEGATRON as UNFUSED
 from zsim.frameworks.megatron.kernels import MEGATRON_FUSED as FUSED
-from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
+from zsim.frameworks.torch.parallelism import KEMPNERFORGE, TORCHTITAN
 from zsim.operations import BACKWARD, FORWARD
 from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.rearrange import Rearrange

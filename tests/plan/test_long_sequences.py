@@ -14,7 +14,7 @@ import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Copy, Kernels, Op, Plan
-from zsim.plan.workload.tiles import tile_sizes
+from zsim.plan.workload.reruns import tile_sizes
 
 TOKENS, HIDDEN, WIDTH, BLOCKS = 4096, 2048, 8192, 16
 STREAM = TOKENS * HIDDEN * 2

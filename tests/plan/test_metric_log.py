@@ -14,8 +14,7 @@ from zsim.plan.builder import PlanBuilder, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Group, Kernels
 from zsim.plan.stage import Stage
-from zsim.plan.workload.trainer_logs import METRICS, OUTPUTS, MetricLog, metric_log
-from zsim.plan.workload.workload import Workload, make_workload
+from zsim.plan.workload.workload import METRICS, OUTPUTS, MetricLog, Workload, make_workload, metric_log
 from zsim.specs.model.spec import Loss
 
 LOGITS = 6 * 100 * 2  # the toy's tokens and words, in bf16

@@ -12,7 +12,7 @@ import pytest
 from zsim import Experiment
 from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory
-from zsim.plan.memory.peaks import device_peaks
+from zsim.plan.memory.tensors import device_peaks
 from zsim.plan.moments import (
     BUILDING,
     EVALUATION,

@@ -1,6 +1,6 @@
 """What a plan holds, without a clock: an op's memory is taken before it, and given back before or after."""
 
-from zsim.plan.memory.peaks import (
+from zsim.plan.memory.tensors import (
     bytes_before_update,
     device_peaks,
     memory_key,

@@ -9,7 +9,7 @@ import pytest
 
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes
-from zsim.plan.memory.peaks import plan_peaks
+from zsim.plan.memory.tensors import plan_peaks
 from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import ModuleCall, make_workload
 from zsim.specs.experiment.resolve import resolve

@@ -9,8 +9,7 @@ import pytest
 
 from zsim.plan.passes.repeated_step import program_is_drained, repeat_program
 from zsim.plan.recorded.infer import recorded_ranks
-from zsim.plan.recorded.isolated_kernels import isolate_kernels
-from zsim.plan.recorded.rank import payload_of
+from zsim.plan.recorded.rank import isolate_kernels, payload_of
 from zsim.plan.recorded_work import RecordedWork
 from zsim.trace.trace import Trace
 

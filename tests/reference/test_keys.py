@@ -14,7 +14,7 @@ from zsim.reference import FILES, find_keys, keys, keys_of, page_of, schema_of
 from zsim.reference.pages import concepts_page, entry_lines, table_lines
 from zsim.reference.refusals import refusal_lines
 from zsim.resources import PRESETS, topologies_folder
-from zsim.specs.concepts import concept_of
+from zsim.specs.key_index import concept_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = [key for file in FILES for key in keys_of(file)]

@@ -14,7 +14,7 @@ import zsim
 from validation.llama import Llama, LlamaShape
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.capture.load import capture_function
+from zsim.specs.capture.capture import capture_function
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec

@@ -8,8 +8,8 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.reference.keys import explained_keys, find_keys
-from zsim.specs.concepts import concept_of, concepts
 from zsim.specs.experiment.load import load_experiment
+from zsim.specs.key_index import concept_of, concepts
 
 
 def test_every_concept_names_keys_that_there_are() -> None:

@@ -15,7 +15,7 @@ from zsim.explain.variants import routing_range, step_variants
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.expert_loads import (
+from zsim.specs.strategy.experts import (
     assumed_load,
     expected_maximum,
     kept_fraction,

@@ -15,7 +15,7 @@ from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.data.loading import DataTable, waiting_seconds
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.lengths import SampledLengths
+from zsim.specs.strategy.images import SampledLengths
 
 
 def drawn(

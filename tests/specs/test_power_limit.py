@@ -9,8 +9,7 @@ import pytest
 import zsim
 from zsim.errors import InputError
 from zsim.report.report import Report
-from zsim.specs.cluster.files import load_cluster, load_gpu
-from zsim.specs.cluster.power_limit import PowerPair, load_power_law
+from zsim.specs.cluster.files import PowerPair, load_cluster, load_gpu, load_power_law
 from zsim.specs.experiment.load import build_experiment
 
 LAW = load_power_law()

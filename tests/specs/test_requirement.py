@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.megatron.settings.requirements import REQUIREMENTS, SINCE
+from zsim.frameworks.megatron.settings.config import REQUIREMENTS, SINCE
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.strategy.requirement import SettingRequirement, check_requirements
 

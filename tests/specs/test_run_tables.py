@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
+from zsim.resources import PRESETS
+from zsim.specs.cluster.files import read_toml
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.run.failures import FailuresTable, resolve_failures
-from zsim.specs.experiment.run.presets import preset_names
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import Duration, Tokens, format_duration
@@ -64,14 +65,14 @@ def test_llama_3s_causes_sum_to_its_419_interruptions() -> None:
     assert table.total_per_1000_node_days() == pytest.approx(419 / (54 * 2048) * 1000, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", preset_names("failures.toml"))
+@pytest.mark.parametrize("name", sorted(read_toml(PRESETS / "failures.toml")))
 def test_every_fleet_has_a_rate_and_a_source(name: str) -> None:
     table = resolve_failures(FailuresTable(preset=name))
     assert table.total_per_1000_node_days() > 1
     assert len(table.source) > 20
 
 
-@pytest.mark.parametrize("name", preset_names("storage.toml"))
+@pytest.mark.parametrize("name", sorted(read_toml(PRESETS / "storage.toml")))
 def test_every_store_has_a_bandwidth_and_a_source(name: str) -> None:
     table = resolve_storage(StorageTable(preset=name))
     assert len(table.source) > 20

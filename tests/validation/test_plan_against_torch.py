@@ -22,7 +22,7 @@ from validation.oracle.answer import Answer
 from validation.oracle.case import Case
 from zsim.comparison.call_lists import unfold
 from zsim.comparison.calls import Call, calls_of_plan
-from zsim.plan.memory.peaks import bytes_before_update, plan_peaks
+from zsim.plan.memory.tensors import bytes_before_update, plan_peaks
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch: pip install zsim[validate]"

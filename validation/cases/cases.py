@@ -22,7 +22,7 @@ from zsim.comparison.compare import compare
 from zsim.comparison.plan_check import check_plan
 from zsim.comparison.verdict import MAX_FOREIGN_FRACTION, judge
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.memory.peaks import bytes_before_update, plan_peaks
+from zsim.plan.memory.tensors import bytes_before_update, plan_peaks
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
 from zsim.report.views.meanings import MEMORY

@@ -11,7 +11,7 @@ from pathlib import Path
 from zsim.cost.collectives.rounds import bus_bytes, fill_seconds, tree_pieces
 from zsim.fabric.algorithms.methods import Method
 from zsim.fabric.communicators import Communicator, ramp_seconds, ring_latency
-from zsim.fabric.idle import idle_fabric
+from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import ProtocolCosts

@@ -36,7 +36,7 @@ def explain(
     from zsim.reference import FILES, keys_of, page_of
     from zsim.reference.keys import explained_keys
     from zsim.reference.pages import concept_lines, entry_lines, table_lines
-    from zsim.specs.concepts import concept_of
+    from zsim.specs.key_index import concept_of
 
     if markdown:
         if key is None or key not in FILES:

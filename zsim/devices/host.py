@@ -15,8 +15,7 @@ from collections.abc import Mapping
 
 from zsim.cost.rates.cpu_optimizer import copy_bytes_per_second, optimizer_bytes_per_second, thread_share
 from zsim.cost.rates.nvme import drive_bytes_per_second, stream_bytes_per_second
-from zsim.devices.node_resources import NodePool, ResourceUsage
-from zsim.devices.sockets import Shares, Sockets, crossings
+from zsim.devices.node_resources import NodePool, ResourceUsage, Shares, Sockets, crossings
 from zsim.plan.ops import Copy, DriveIo, HostWork
 from zsim.specs.cluster.cluster import Nvme
 

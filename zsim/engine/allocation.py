@@ -17,7 +17,7 @@ from functools import cached_property
 from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
 from zsim.devices.allocator import Allocator, AllocatorChanges, AllocatorCounts
 from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, MemoryBlock, PoolName
-from zsim.engine.pools.partition import PoolRuns, ProgramPartition, peak_active_bytes
+from zsim.engine.pools import PoolRuns, ProgramPartition, peak_active_bytes
 from zsim.plan.builder import COMPUTE
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.tensors import TensorChange, TensorColumns, tensor_columns
@@ -213,7 +213,7 @@ def steady_state(
     program: Program, allocator: Allocator, issue: Sequence[float], ended: Sequence[float]
 ) -> Allocation:
     """The same as `reach_steady_state`, with a cache of what the runs of the program have in common. See
-    [Note: pools apart] in zsim.engine.pools.partition.
+    [Note: pools apart] in zsim.engine.pools.
 
     The allocator is left unchanged if it never ran short. The clock matters to an allocator only in whether
     the last use of a block has ended at a request.
@@ -321,7 +321,7 @@ def has_room_at(
 
     It is `initial` before the first step and has `allocation` at the times of one run. False also if only
     `reach_steady_state` can tell. Only pools with protected blocks are simulated again, see [Note: pools
-    apart] in zsim.engine.pools.partition.
+    apart] in zsim.engine.pools.
     """
     if not allocation.pools:
         return False

@@ -23,9 +23,9 @@ from zsim.engine.simulated_rank import RankMemory, Rendezvous, SimulatedRank
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
-from zsim.fluid.event_queue import EventQueue, exact_delay
+from zsim.fluid.pool import EventQueue, exact_delay
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint
-from zsim.plan.recorded.isolated_kernels import shares_gpu
+from zsim.plan.recorded.rank import shares_gpu
 
 _HOST = -1  # in the event queue, in place of an op: the host goes on
 

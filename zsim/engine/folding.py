@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.engine.request import StepRequest
+from zsim.engine.prepare import StepRequest
 from zsim.fabric.folding.classes import (
     JobPlacement,
     RankClasses,

@@ -9,8 +9,7 @@ import numpy as np
 import simpy
 
 from zsim.arrays import Floats
-from zsim.engine.prepare import prepare
-from zsim.engine.request import StepRequest
+from zsim.engine.prepare import StepRequest, prepare
 from zsim.engine.simulate import Outcome
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.messages import sends

@@ -1,4 +1,4 @@
-"""Preparation of a job's step for the executor: priced programs, classes, fabric, offloaded work."""
+"""Preparation of the step that is asked of the executor: priced programs, classes, fabric, offloaded work."""
 
 from __future__ import annotations
 
@@ -16,16 +16,51 @@ from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, price_program, scale_seconds
-from zsim.engine.request import StepRequest
 from zsim.fabric.fabric import Fabric, Usages
 from zsim.fabric.folding.classes import RankClasses
 from zsim.fabric.messages import communicators_of, count_collectives, fabric_collectives
 from zsim.plan.node_types import gpu_of, host_of, type_of_program
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
+from zsim.plan.passes.repeated_step import is_drained, repeat_step
 from zsim.specs.cluster.collectives import exchange_slowdown
-from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.job import Job, job_topology, slowdowns_of
+from zsim.specs.topology.topology import Topology
 
 Seconds = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """A step to simulate."""
+
+    job: Job
+    plan: Plan
+    """The plan of one step."""
+    topology: Topology
+    """The positions of its ranks."""
+    slowdowns: Floats
+    """Per rank, the factor on kernels' seconds."""
+    is_steady: bool = True
+    """The step follows other steps. Otherwise it starts from an idle machine."""
+    is_serial: bool = False
+    """Kernels and collectives run one after the other."""
+    is_for_network: bool = False
+    """The step serves to compare fabrics: groups that do the same are as slow as the slowest, and torch's
+    allocator has room.
+    """
+
+    @classmethod
+    def of(cls, job: Job, plan: Plan) -> StepRequest:
+        """A steady step of a job on its cluster."""
+        topology = job_topology(job)
+        return cls(job, plan, topology, slowdowns_of(job, topology))
+
+    @property
+    def repeated_plan(self) -> Plan:
+        """The plan as often in a row as a step needs to be steady: once where it ends with all work done."""
+        if not self.is_steady or self.plan.memoize(is_drained):
+            return self.plan
+        return self.plan.memoize(repeat_step)
 
 
 @dataclass(frozen=True)

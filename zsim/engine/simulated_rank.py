@@ -18,7 +18,7 @@ from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
 from zsim.engine.priced_program import PricedProgram
 from zsim.fabric.communicators import Transfer
-from zsim.fabric.in_flight_transfer import InFlightTransfer
+from zsim.fabric.fabric import InFlightTransfer
 from zsim.plan.ops import Work
 from zsim.plan.recorded_work import RecordedWork
 from zsim.trace.trace import SpanInfo

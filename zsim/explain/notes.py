@@ -7,16 +7,18 @@ from collections import Counter
 from zsim.engine.simulate import Outcome
 from zsim.plan.memory.capacity import (
     deciding_framework_range,
+    excess_bytes,
     pinned_bytes_per_host,
     startup_bytes,
     usable_bytes,
 )
-from zsim.plan.paging import paging_note
+from zsim.plan.ops import Plan
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.framework import report_role
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
 from zsim.specs.cluster.collectives import LIBRARY_MULTIPROCESSORS, exchange_slowdown
 from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
+from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.units import format_bytes
 
 
@@ -131,3 +133,25 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
             f"run ({interference.evidence})"
         )
     return notes
+
+
+def paging_note(job: Job, plan: Plan) -> str:
+    """The sentence on the bytes that move in a step, "" if none move."""
+    if not optimizer_of(job.training.optimizer).is_paged or job.training.paged_states is not None:
+        return ""
+    paged = max(
+        sum(
+            memory.bytes
+            for memory in program.resident
+            if (memory.category, memory.device) == ("optimizer_states", "host")
+        )
+        for program in plan.programs
+    )
+    if not paged:
+        return ""
+    room = max(0, -excess_bytes(job, plan))
+    return (
+        f"the paged optimizer's states, {format_bytes(paged)} of each GPU, have no room beside the step's "
+        f"peak, which leaves {format_bytes(room)}: the driver moves out what was used longest ago, so all of "
+        "them cross PCIe both ways in every step; they are counted as the host's between steps"
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from zsim.engine.simulate import Outcome
 from zsim.plan.node_types import pipeline_rank_of
-from zsim.plan.pipeline.placement import stage_of
+from zsim.plan.pipeline.orders import stage_of
 from zsim.report.breakdown import step_breakdown
 from zsim.report.pipeline.bubbles import Bubbles
 from zsim.report.pipeline.section import PipelineSection, pipeline_section

@@ -15,7 +15,7 @@ from zsim.explain.host_range import HostRange
 from zsim.explain.pipeline import pipeline_of
 from zsim.explain.variants import Variants, offload_range, step_variants
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
-from zsim.plan.memory.peaks import bytes_at_peak, plan_peaks
+from zsim.plan.memory.tensors import bytes_at_peak, plan_peaks
 from zsim.report.breakdown import Breakdown
 from zsim.report.irregular import RankRow
 from zsim.report.memory import over_limit

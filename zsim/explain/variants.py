@@ -13,7 +13,7 @@ from zsim.specs.cluster.spreads import load_spreads, scale_offload_rates
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.strategy.expert_degrees import assume_loads
-from zsim.specs.strategy.expert_loads import End
+from zsim.specs.strategy.experts import End
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 _MAX_OPS = 20_000  # maximum; a longer plan is not simulated twice more

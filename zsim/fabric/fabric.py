@@ -3,10 +3,16 @@
 A collective is one activity. Its size is its bus bytes (the bytes that every rank must send), its profile the
 bytes that every link carries per bus byte under the chosen algorithm, its latency the time of the algorithm's
 rounds. So its rate is the bus bandwidth of nccl-tests, whatever the algorithm.
+
+# [Note: a collective beside kernels]
+Kernels and the copies of a collective compete for time slices of multiprocessors, caches and HBM bandwidth. A
+ring is as fast as its slowest rank, so one busy GPU slows the whole collective. The fabric decides on which
+links it is slowed (`Transfer.slow_profile`). Its latency is not affected.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -37,9 +43,8 @@ from zsim.fabric.communicators import (
     ramp_seconds,
     ring_latency,
 )
-from zsim.fabric.in_flight_transfer import InFlightTransfer
 from zsim.fabric.messages import Pairs, count_collectives
-from zsim.fluid.pool import FluidPool, Profile
+from zsim.fluid.pool import Activity, FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
 from zsim.specs.topology.topology import Topology
@@ -430,3 +435,61 @@ def _kinds_by_group(
         if work.kind == "reduce_scatter":
             kinds_of_group[work.group]["all_reduce"] = None
     return {name: tuple(kinds) for name, kinds in kinds_of_group.items()}
+
+
+class InFlightTransfer:
+    """One run of a transfer.
+
+    `num_busy` is the number of its GPUs on which kernels run. `member_transfers` are the lists of its
+    members' collectives in flight, which it leaves when it ends.
+    """
+
+    __slots__ = ("_activity", "_on_end", "_pool", "_transfer", "member_transfers", "num_busy")
+
+    def __init__(
+        self, pool: FluidPool, transfer: Transfer, on_end: Callable[[], None], num_busy: int = 0
+    ) -> None:
+        self._pool = pool
+        self._transfer = transfer
+        self._on_end = on_end
+        self._activity: Activity | None = None
+        self.num_busy = num_busy
+        self.member_transfers: Sequence[list[InFlightTransfer]] = ()
+
+    def begin(self, _event: object = None) -> None:
+        """Move the bytes. Called when the latency is over."""
+        transfer = self._transfer
+        profile = (
+            transfer.slow_profile if self.num_busy and transfer.slow_profile is not None else transfer.profile
+        )
+        self._activity = self._pool.start(profile, transfer.size, self._finish)
+
+    def _finish(self) -> None:
+        self._activity = None  # which calls this
+        for transfers in self.member_transfers:
+            transfers.remove(self)
+        self._on_end()
+
+    def set_member_busy(self, is_busy: bool) -> None:
+        """Count one more GPU as busy, or one less, and change the profile when that changes it."""
+        num_busy_before, self.num_busy = self.num_busy, self.num_busy + (1 if is_busy else -1)
+        slow_profile = self._transfer.slow_profile
+        if self._activity is None or slow_profile is None or (num_busy_before > 0) == (self.num_busy > 0):
+            return
+        self._pool.change(self._activity, slow_profile if self.num_busy else self._transfer.profile)
+
+
+def idle_fabric(topology: Topology, group: Group, collectives: Sequence[Collective] | None = None) -> Fabric:
+    """The idle links of `topology`, ready to run `collectives` in all groups of `group`'s kind at once. None:
+    any collective.
+    """
+    return Fabric(simpy.Environment(), topology, {group.name: group}, is_folded=True, collectives=collectives)
+
+
+def idle_seconds(topology: Topology, groups: Mapping[str, Group], collectives: Iterable[Collective]) -> float:
+    """Seconds of all `collectives` one after the other on otherwise idle links. The groups of a kind run at
+    once, all as slow as the slowest of them.
+    """
+    calls = Counter(collectives)
+    fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, collectives=calls)
+    return sum(count * fabric.transfer(work, 0).isolated_seconds for work, count in calls.items())

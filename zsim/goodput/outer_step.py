@@ -14,7 +14,7 @@ import numpy as np
 
 from zsim.api import Result
 from zsim.errors import InputError, NotSimulatedError
-from zsim.fabric.idle import idle_seconds
+from zsim.fabric.fabric import idle_seconds
 from zsim.goodput.checkpoints.framework import framework_checkpoint
 from zsim.goodput.checkpoints.machine import SavingMachine
 from zsim.goodput.checkpoints.rates import saving_rates
@@ -23,7 +23,7 @@ from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.run.local_training import LocalTrainingTable
+from zsim.specs.experiment.run.run import LocalTrainingTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import kinds
 

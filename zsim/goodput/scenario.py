@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from zsim.goodput.checkpoint import Checkpoint
-from zsim.specs.experiment.run.failures import FailureLaw
-from zsim.specs.experiment.run.recovery import RecoveryPolicy
+from zsim.specs.experiment.run.failures import FailureLaw, RecoveryPolicy
 
 
 @dataclass(frozen=True, slots=True)

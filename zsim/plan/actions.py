@@ -34,7 +34,7 @@ class Overlap(NamedTuple):
 
     torch's own runtime runs the forward, then the backward, and sends the results of both afterwards
     (OVERLAP_F_B in `_PipelineScheduleRuntime._step_microbatches` of torch 2.13). As a step it is Megatron's:
-    both run layer by layer (`zsim.frameworks.megatron.pipeline_combined`).
+    both run layer by layer (`zsim.frameworks.megatron.pipeline_runtime`).
     """
 
     forward: Action

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.actions import Action
 from zsim.plan.columns import UnrolledChanges
 from zsim.plan.ops import (
@@ -507,3 +508,26 @@ class PlanBuilder:
         return Plan.uniform(
             framework, world_size, self.program(resident), self.groups, tuple(self.notes), labels
         )
+
+
+def read_scalar(
+    builder: PlanBuilder,
+    name: str,
+    dtype: str,
+    groups: Sequence[str],
+    *,
+    count: int = 1,
+    later_groups: Sequence[str] = (),
+) -> None:
+    """Issue `.item()` of a scalar. Before it the scalar is all-reduced `count` times over `groups`, one after
+    the other, and then once over each of `later_groups`. Groups of one rank reduce nothing.
+    """
+    size, reduction = DTYPE_BYTES[dtype], f"all_reduce {name}"
+    reducing_groups = [group for group in groups if builder.groups[group].size > 1]
+    for group in [
+        *reducing_groups * count,
+        *(group for group in later_groups if builder.groups[group].size > 1),
+    ]:
+        builder.collective("all_reduce", size, dtype, group, stream=COMPUTE, name=reduction)
+    builder.host_wait(builder.record(COMPUTE))
+    builder.host(f"read {name}")

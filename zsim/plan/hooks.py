@@ -118,7 +118,7 @@ class Hooks:
     def pre_module(self, call: ModuleCall) -> None: ...
     def post_module(self, call: ModuleCall) -> None: ...
 
-    # -- blocks as copies, see zsim.plan.block_copies --------------------------------------------------------
+    # -- blocks as copies, see zsim.plan.walk --------------------------------------------------------
 
     def block_position(self, segment: Segment) -> BlockPosition | None:
         """The position of the hooks in front of a block. None where blocks are not to be copied."""

@@ -18,7 +18,7 @@ from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.columns import memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory, resident_bytes
-from zsim.plan.memory.peaks import fullest_program
+from zsim.plan.memory.tensors import fullest_program
 from zsim.plan.ops import Plan, Program
 from zsim.specs.experiment.job import Job
 

@@ -9,7 +9,7 @@ from zsim.trace.trace import SpanInfo
 
 
 class HostCall(NamedTuple):
-    """A blocking call of a recorded host. See zsim.plan.recorded.host, [Note: a call that blocks]."""
+    """A blocking call of a recorded host. See zsim.plan.recorded.infer, [Note: a call that blocks]."""
 
     seconds: float
     """Seconds of the host's work before the call."""

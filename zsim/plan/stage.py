@@ -11,7 +11,7 @@ from zsim.arrays import Ints
 from zsim.cost.kernels.shapes import WorkOptions
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Group
-from zsim.plan.workload.context.streams import HEADS, RING
+from zsim.plan.workload.work_part import HEADS, RING
 from zsim.plan.workload.workload import Workload
 from zsim.specs.strategy.mesh import (
     CONTEXT,

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.cluster.aliases import NETWORK_ALIASES
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.network import Network
+from zsim.specs.cluster.node_request import NETWORK_ALIASES
 from zsim.specs.experiment.tables import ExperimentFile
 from zsim.study.sweep.study_file import study_schema
 

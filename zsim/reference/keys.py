@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from zsim.errors import InputError, did_you_mean, nearest
 from zsim.reference.files import FILES, Schema, schema_of
-from zsim.specs.concepts import Concept
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, NAMES
 from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.key_index import Concept
 from zsim.specs.strategy.registry import framework_of, kinds_in_order
 
 _NAME = "NAME"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from zsim.reference.files import FILES
 from zsim.reference.keys import FileKey, keys_of
-from zsim.specs.concepts import Concept, concepts
+from zsim.specs.key_index import Concept, concepts
 
 _WIDTH = 80
 _ORIGIN_KEYS = ("source", "evidence", "measured_range", "spread")

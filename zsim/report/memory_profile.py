@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.plan.memory.peaks import (
+from zsim.plan.memory.tensors import (
     MemoryKey,
     bytes_per_key,
     category_of,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.capture.load import capture_function, names_function
+from zsim.specs.capture.capture import capture_function, names_function
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import ModelSpec
 

@@ -23,7 +23,7 @@ from zsim.specs.experiment.programs import programs
 from zsim.specs.formats.toml import inline_text, toml_text
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import model_from_config
-from zsim.specs.strategy.sentences import phrase
+from zsim.specs.strategy.requirement import phrase
 from zsim.ui.form import Form
 from zsim.ui.layout import MAX_UPLOAD, field_id
 from zsim.ui.process.backends import Backends

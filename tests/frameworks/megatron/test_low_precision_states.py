@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.frameworks.megatron.low_precision_states import state_sizes, update_low_precision
+from zsim.frameworks.megatron.optimizer_step import state_sizes, update_low_precision
 from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Kernels

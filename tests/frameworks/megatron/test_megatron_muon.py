@@ -11,8 +11,15 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.megatron.muon import MuonTensor, assign_by_size, make_whole_tensor_layout
-from zsim.frameworks.megatron.muon_kernels import MuonMatrix, muon_calls, muon_flops, transient_bytes
+from zsim.frameworks.megatron.muon import (
+    MuonMatrix,
+    MuonTensor,
+    assign_by_size,
+    make_whole_tensor_layout,
+    muon_calls,
+    muon_flops,
+    transient_bytes,
+)
 from zsim.frameworks.megatron.settings.muon import MuonOrthogonalization
 from zsim.plan.ops import Collective, Kernels, Plan
 

@@ -18,7 +18,7 @@ from zsim.errors import InputError
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.plan.actions import Action, Overlap
 from zsim.plan.make import make_plan
-from zsim.plan.memory.peaks import device_peaks
+from zsim.plan.memory.tensors import device_peaks
 from zsim.plan.ops import Kernels, Op, Plan
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

@@ -14,7 +14,7 @@ from zsim.explain.report_of import report_of
 from zsim.explain.resolved import model_size
 from zsim.frameworks.megatron.parallelism import MEGATRON
 from zsim.plan.make import make_plan, stages_of
-from zsim.plan.memory.peaks import device_peaks
+from zsim.plan.memory.tensors import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

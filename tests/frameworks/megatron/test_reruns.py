@@ -11,7 +11,7 @@ from zsim.cost.kernels.kernel import total_flops
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.megatron.host_time import extra_products, unfused_norms
 from zsim.plan.make import make_plan, stages_of
-from zsim.plan.memory.peaks import device_peaks
+from zsim.plan.memory.tensors import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job

@@ -10,7 +10,7 @@ import pytest
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
-from zsim.plan.memory.peaks import device_peaks
+from zsim.plan.memory.tensors import device_peaks
 from zsim.plan.ops import Kernels, Op, Plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

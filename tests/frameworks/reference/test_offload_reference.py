@@ -11,7 +11,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
-from zsim.plan.memory.peaks import bytes_before_update
+from zsim.plan.memory.tensors import bytes_before_update
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Plan
 
 RANKS = 8

@@ -17,7 +17,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.fsdp2.studies import CHECKPOINT
-from zsim.frameworks.torch import distributed_checkpoint as dcp
+from zsim.frameworks.torch import checkpoint as dcp
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.pickled import archive_bytes
 from zsim.goodput.checkpoints.saved import COLUMNS, SavedFiles

@@ -6,7 +6,7 @@ from typing import Any
 
 from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.pipeline import DeepSpeedRuntime
-from zsim.frameworks.megatron.nanotron_pipeline import NanotronRuntime
+from zsim.frameworks.megatron.nanotron import NanotronRuntime
 from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.pipeline_runtime import MegatronRuntime
 from zsim.frameworks.torch.parallelism import TORCH

@@ -10,7 +10,7 @@ from tests.plan.pipeline.runtimes import orders_of, steps_of
 from tests.plan.pipeline.torch_schedules import CLASSES, Log, torch_log, torch_schedule
 from zsim.errors import InputError
 from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step
-from zsim.plan.pipeline.placement import ranks_of_stages
+from zsim.plan.pipeline.orders import ranks_of_stages
 
 SINGLE = ("gpipe", "1f1b")
 V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")

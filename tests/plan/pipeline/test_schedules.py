@@ -24,7 +24,7 @@ from zsim.plan.actions import (
     no_pipeline,
 )
 from zsim.plan.pipeline.lowering import ranks_of
-from zsim.plan.pipeline.placement import rank_of_stage, ranks_of_stages, stage_of
+from zsim.plan.pipeline.orders import rank_of_stage, ranks_of_stages, stage_of
 
 SINGLE, V_SHAPED = ("gpipe", "1f1b"), ("zbv-zero-bubble", "dualpipe-v")
 STYLED = [(style, schedule) for style in RUNTIMES for schedule in RUNTIMES[style][0].schedules]

@@ -3,7 +3,7 @@
 # [Note: rows that move]
 Passes over the tensors of all tokens and of all rows, in units of one tensor in the activations' type,
 counted in the code of each library. A mask, an index or a score has no width and counts as launches alone.
-transformers' are below, the others in `expert_libraries.py` of the frameworks' folders.
+transformers' are below, the others in the folders of the frameworks that have them.
 
 transformers (5.23 integrations/moe.py `grouped_mm_experts_forward`): one gather, two argsorts, a histogram
 and a running sum. The scores are fp32, so their product with the experts' output is too. It is put back in

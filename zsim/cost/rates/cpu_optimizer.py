@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.cluster.cluster import HostDevice
-from zsim.specs.cluster.offload_rates import OffloadRates
+from zsim.specs.cluster.host_speeds import OffloadRates
 
 
 def cast_bytes(numel: int, from_dtype: str, to_dtype: str) -> int:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from zsim.errors import InputError
 from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
-from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
-from zsim.frameworks.torch.names import UNSHARDED
-from zsim.frameworks.torch.parallelism import TORCH
-from zsim.frameworks.torch.split_checks import check_torch_split, context_style
+from zsim.frameworks.torch.parallelism import KEMPNERFORGE, TORCH, UNSHARDED, check_torch_split, context_style
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
 from zsim.specs.experiment.training.framework_training import FrameworkTraining

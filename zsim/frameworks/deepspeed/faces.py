@@ -10,7 +10,7 @@ import pydantic
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.studies import STAGE as JSON_STAGE
 from zsim.frameworks.deepspeed.studies import ZERO, parameter_offload_block, state_offload_block
-from zsim.frameworks.torch.stage_field import ZERO_STAGE
+from zsim.frameworks.torch.fields import ZERO_STAGE
 from zsim.notebook.settings import TypedTable
 from zsim.specs.experiment.job import Job
 from zsim.ui.field import STAGE, Field

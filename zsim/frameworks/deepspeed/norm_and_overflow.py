@@ -17,8 +17,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import norm_kernels, scale_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.plan.builder import COMPUTE
-from zsim.plan.host_reads import read_scalar
+from zsim.plan.builder import COMPUTE, read_scalar
 from zsim.plan.stage import Stage
 
 

@@ -24,8 +24,7 @@ from zsim.errors import NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.one_bit import OneBit
 from zsim.frameworks.deepspeed.stage0 import Zero0Schedule
-from zsim.plan.builder import COMPUTE
-from zsim.plan.host_reads import read_scalar
+from zsim.plan.builder import COMPUTE, read_scalar
 from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.shared.optimizer import UPDATE
 from zsim.plan.stage import Stage

@@ -33,7 +33,7 @@ from zsim.frameworks.deepspeed.settings.resolve import add_leaf_modules, delay_u
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
 from zsim.frameworks.deepspeed.settings.zeropp import check_even_nodes
-from zsim.frameworks.torch.names import UNSHARDED
+from zsim.frameworks.torch.parallelism import UNSHARDED
 from zsim.report.framework import FrameworkReport
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.framework_resolver import (

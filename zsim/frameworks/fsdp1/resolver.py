@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from zsim.errors import InputError
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
-from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
-from zsim.frameworks.torch.fsdp_resolver import check_replicate, fsdp_dtypes, launch_ranks
-from zsim.frameworks.torch.fsdp_training import FsdpTraining
-from zsim.frameworks.torch.names import UNSHARDED
-from zsim.frameworks.torch.parallelism import DATA_PARALLEL, ULYSSES
+from zsim.frameworks.torch.fsdp_resolver import FsdpTraining, check_replicate, fsdp_dtypes, launch_ranks
+from zsim.frameworks.torch.parallelism import DATA_PARALLEL, KEMPNERFORGE, ULYSSES, UNSHARDED
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
 from zsim.specs.experiment.job import Job
@@ -93,7 +90,7 @@ class Fsdp1Training(FsdpTraining[Fsdp1Table, Fsdp1Config]):
     def synchronized_replicas(
         self, table: Fsdp1Table, config: Fsdp1Config | None, replicas: int, nodes: int
     ) -> int:
-        """See [Note: FSDP's no_sync] of `zsim.frameworks.torch.fsdp_training`."""
+        """See [Note: FSDP's no_sync] of `zsim.frameworks.torch.fsdp_resolver`."""
         if table.no_sync and table.sharding_strategy not in ("FULL_SHARD", "HYBRID_SHARD"):
             return 1
         if table.no_sync and table.sharding_strategy == "HYBRID_SHARD":

@@ -27,12 +27,17 @@ from dataclasses import dataclass, replace
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.frameworks.fsdp1.offload import Fsdp1OffloadedShards, check_accumulation
-from zsim.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient, GradientReducer
+from zsim.frameworks.fsdp1.reduce import (
+    UNSHARD,
+    VIEWS,
+    Fsdp1OffloadedShards,
+    Fsdp1UnitGradient,
+    GradientReducer,
+    check_accumulation,
+)
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
-from zsim.frameworks.torch.fsdp_hooks import FsdpHooks
-from zsim.frameworks.torch.moments import sharded_moments
+from zsim.frameworks.torch.moments import FsdpHooks, sharded_moments
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.moments import BetweenSteps, JobMoment

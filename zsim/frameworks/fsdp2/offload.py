@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from zsim.cost.collectives.rounds import ring_rounds
 from zsim.cost.kernels.update import cast_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.fsdp2.param_groups import ParamGroup
+from zsim.frameworks.fsdp2.param_groups import ParamGroup, ParamGroupGradient
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.fsdp2.states import ParamGroupGradient
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import HostWork, Memory
 from zsim.plan.shared.host_side import CPU, HostSide

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.offload import Fsdp2OffloadedShards
-from zsim.frameworks.fsdp2.param_groups import ParamGroup
+from zsim.frameworks.fsdp2.param_groups import ParamGroup, ParamGroupGradient
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.fsdp2.states import ParamGroupGradient
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 
 REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
-from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN, TORCHTITAN_DEEPEP
-from zsim.frameworks.torch.fsdp_resolver import check_replicate, fsdp_dtypes, launch_ranks
-from zsim.frameworks.torch.fsdp_training import FsdpTraining
-from zsim.frameworks.torch.names import UNSHARDED
-from zsim.frameworks.torch.split_checks import check_torch_split, context_style
+from zsim.frameworks.torch.fsdp_resolver import FsdpTraining, check_replicate, fsdp_dtypes, launch_ranks
+from zsim.frameworks.torch.parallelism import (
+    KEMPNERFORGE,
+    TORCHTITAN,
+    TORCHTITAN_DEEPEP,
+    UNSHARDED,
+    check_torch_split,
+    context_style,
+)
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
 from zsim.specs.experiment.job import Job

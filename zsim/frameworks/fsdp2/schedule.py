@@ -13,13 +13,18 @@ from typing import Any
 from zsim.cost.memory.parameters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.offload import Fsdp2OffloadedShards
-from zsim.frameworks.fsdp2.param_groups import ParamGroup, dense_mesh, experts_mesh, make_param_groups
+from zsim.frameworks.fsdp2.param_groups import (
+    ParamGroup,
+    ParamGroupGradient,
+    ParamGroupState,
+    dense_mesh,
+    experts_mesh,
+    make_param_groups,
+)
 from zsim.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.fsdp2.states import ParamGroupGradient, ParamGroupState
 from zsim.frameworks.fsdp2.update import gathers_fp8, norm_sums, reduce_scales, update_param_groups
-from zsim.frameworks.torch.fsdp_hooks import FsdpHooks
-from zsim.frameworks.torch.moments import sharded_moments
+from zsim.frameworks.torch.moments import FsdpHooks, sharded_moments
 from zsim.frameworks.torch.pipeline import TorchRuntime
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, move_kernels

@@ -12,5 +12,5 @@ ROLES = {  # the module of each role: see zsim.specs.strategy.registry
     "bounds": "studies",
     "checkpoint": "studies",
     "fields": "faces",
-    "refusals": "settings.requirements",
+    "refusals": "settings.config",
 }

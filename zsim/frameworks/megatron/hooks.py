@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.frameworks.megatron.buffer import placeholders
-from zsim.frameworks.megatron.nanotron_pipeline import NanotronRuntime
+from zsim.frameworks.megatron.nanotron import NanotronRuntime
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.frameworks.megatron.pipeline_runtime import MegatronRuntime
 from zsim.frameworks.megatron.settings.config import MegatronConfig

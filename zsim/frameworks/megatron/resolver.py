@@ -24,7 +24,7 @@ from zsim.frameworks.megatron.settings.experts import (
 )
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.frameworks.torch.fsdp_resolver import launch_ranks
-from zsim.frameworks.torch.names import UNSHARDED
+from zsim.frameworks.torch.parallelism import UNSHARDED
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import (
     ExtendedModel,

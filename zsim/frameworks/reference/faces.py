@@ -7,7 +7,7 @@ from typing import Literal
 import pydantic
 
 from zsim.frameworks.reference.settings import ReferenceTable
-from zsim.frameworks.torch.stage_field import ZERO_STAGE
+from zsim.frameworks.torch.fields import ZERO_STAGE
 from zsim.notebook.settings import TypedTable
 from zsim.ui.framework import FrameworkFields
 

@@ -9,14 +9,15 @@ a unit is updated, the states of the next unit are read and those of the last un
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.reference.settings import ReferenceConfig
-from zsim.frameworks.reference.units import EngineUnit
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Device, Group, HostWork, Memory
 from zsim.plan.shared.host_side import CPU, DriveAccess, HostSide
 from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import Workload
 
 _DEVICES: dict[str, Device] = {"device": "gpu", "host": "host", "nvme": "nvme"}
 # validation/zero/files.py: one thread reads, one writes, a whole buffer at a time
@@ -173,3 +174,39 @@ class ReferenceOffloadedShards:
             host.copy(f"parameters {unit.name}", "h2d", size, COMPUTE, module=unit.name)
         elif self.parameters == "nvme":
             self._pending_writes.append(host.write(f"write {unit.name}", size, module=unit.name))
+
+
+@dataclass
+class EngineUnit:
+    """Parameters that are gathered and reduced together."""
+
+    name: str
+    segments: tuple[str, ...]
+    num_parameters: int
+    numel: int
+    padded_numel: int
+    is_kept: bool = False
+    is_gathered: bool = True
+    gather_event: int | None = None
+    """The event of a gather in flight, None if there is none."""
+    autograd_bytes: int = 0
+
+
+def make_engine_units(workload: Workload, world_size: int, strategy: ReferenceConfig) -> list[EngineUnit]:
+    """The units: the root, then the blocks in forward order."""
+    first_segment, *blocks, last_segment = workload.segments
+    between = [segment for segment in blocks if segment.kind == "between"]
+    block_segments = [segment for segment in blocks if segment.kind == "block"]
+    named_segments = [
+        ("root", (first_segment, *between, last_segment)),
+        *((block.name, (block,)) for block in block_segments),
+    ]
+    units = []
+    for name, segments in named_segments:
+        parameters = [parameter for segment in segments for parameter in segment.parameters]
+        numel = sum(parameter.numel for parameter in parameters)
+        padded_numel = -(-numel // world_size) * world_size
+        is_kept = strategy.keep_gathered and (name == "root" or name == named_segments[-1][0])
+        names = tuple(segment.name for segment in segments)
+        units.append(EngineUnit(name, names, len(parameters), numel, padded_numel, is_kept))
+    return units

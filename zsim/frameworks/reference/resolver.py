@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
-from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
-from zsim.frameworks.torch.names import UNSHARDED
-from zsim.frameworks.torch.parallelism import DATA_PARALLEL
+from zsim.frameworks.torch.parallelism import DATA_PARALLEL, KEMPNERFORGE, UNSHARDED
 from zsim.report.framework import FrameworkReport
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest

@@ -21,9 +21,8 @@ from typing import ClassVar
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import optimizer_state_bytes
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.reference.offload import ReferenceOffloadedShards
+from zsim.frameworks.reference.offload import EngineUnit, ReferenceOffloadedShards, make_engine_units
 from zsim.frameworks.reference.settings import ReferenceConfig
-from zsim.frameworks.reference.units import EngineUnit, make_engine_units
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks

@@ -5,8 +5,12 @@ sharded or that every rank holds completely.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.moments import (
     EVALUATION,
     GATHERED_SAVE,
@@ -17,6 +21,9 @@ from zsim.plan.moments import (
     forward_peak,
     loading,
 )
+from zsim.plan.ops import Device
+from zsim.plan.shared.originals import FrozenStorage
+from zsim.specs.strategy.training import TrainingConfig
 
 PRETRAINED = "transformers 4.46 modeling_utils.py `load_state_dict`"
 EVERY_RANK = (
@@ -93,3 +100,19 @@ def replicated_moments(state: BetweenSteps) -> Iterator[JobMoment]:
         "every rank reads all weights and states into host memory (torch.load to the CPU)",
         "torch 2.13 serialization.py `load`", False,
     )  # fmt: skip
+
+
+Config = TypeVar("Config", Fsdp1Config, Fsdp2Config)
+
+
+class FsdpHooks(FrameworkHooks[Config]):
+    """Parameters are sharded in each replica, and offloaded to the host where that is asked for."""
+
+    originals_note = "PEFT's frozen originals of modules_to_save are in memory, but not in what FSDP gathers"
+
+    def frozen_storage(self, config: Config, training: TrainingConfig, ranks: int) -> FrozenStorage:
+        device: Device = "host" if config.cpu_offload else "gpu"
+        return FrozenStorage(training.stored_dtype, ranks // config.replicate, device)
+
+    def is_offloaded(self, config: Config) -> bool:
+        return config.cpu_offload

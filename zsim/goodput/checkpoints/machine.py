@@ -9,7 +9,7 @@ import numpy as np
 from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
-from zsim.fabric.idle import idle_seconds
+from zsim.fabric.fabric import idle_seconds
 from zsim.goodput.checkpoints.rates import SavingRates
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.plan.ops import Collective, CollectiveKind, Group

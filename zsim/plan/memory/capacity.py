@@ -1,19 +1,31 @@
-"""Whether a job fits, from its plan only: memory follows the order of the host program, not the clock."""
+"""Whether a job fits, from its plan only: memory follows the order of the host program, not the clock.
+
+# [Note: memory of NCCL's communicators]
+A communicator has a buffer per channel and GPU that sends to this one: 4 MiB for Simple, 4.7 for LL128, and a
+little for LL. NCCL opens as many channels as the links between its GPUs can feed: some two dozen inside a
+node with NVSwitch, two to four where it has the network alone (one GPU of each node). A ring and a tree in a
+node have two neighbours, of which a pair has only one. An exchange of all to all connects every pair of GPUs
+directly, with as many channels again. Releases from 2.22 on connect only what is used
+(`NCCL_RUNTIME_CONNECT`): a ring that gathers and reduces needs half of it.
+
+Source: NCCL 2.10 to 2.27, src/init.cc, src/graph/connect.cc, src/transport/p2p.cc. The figures and their
+sources are in `[framework_memory]` of the cluster files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Ints
-from zsim.plan.memory.communicators import communicator_bytes, least_communicator_bytes
-from zsim.plan.memory.peaks import device_peaks, pinned_peak
+from zsim.arrays import Ints, unique
+from zsim.plan.memory.tensors import device_peaks, pinned_peak
 from zsim.plan.node_types import gpu_of
-from zsim.plan.ops import Device, Memory, Plan
-from zsim.specs.cluster.cluster import Cluster, HostDevice
+from zsim.plan.ops import Collective, Device, Memory, Plan, Program
+from zsim.specs.cluster.cluster import Cluster, FrameworkMemory, HostDevice
 from zsim.specs.cluster.cublas import NUM_HANDLES, workspace_bytes
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
@@ -58,7 +70,7 @@ def program_peak_bytes(job: Job, plan: Plan, number: int) -> int:
 
 def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
     """The CUDA context, cuBLAS's workspaces unless they are in the plan, and the buffers of one communicator
-    per process group of a program's ranks, see zsim.plan.memory.communicators."""
+    per process group of a program's ranks, see zsim.plan.memory.capacity."""
     memory = job.cluster.framework_memory
     libraries = memory.context + workspaces_bytes(job, gpu_of(job, plan, program))
     return Memory("framework", libraries + communicator_bytes(job, plan, program, memory))
@@ -236,3 +248,69 @@ def fill_ratio(job: Job, plan: Plan) -> float:
         peak = max(program_peak_bytes(job, plan, number), program_startup_bytes(job, plan, number))
         usage.append((peak, usable_bytes(cluster, gpu_of(job, plan, number))))
     return max(bytes / limit if limit else inf for bytes, limit in usage if bytes and limit is not None)
+
+
+_CUSTOM_KERNEL_DISPATCHERS = ("deepep", "hybridep")  # dispatchers whose exchanges are not NCCL's
+
+
+class _Communicator(NamedTuple):
+    """A communicator of one rank."""
+
+    is_one_gpu_per_node: bool
+    """Whether it has only one GPU of each node (or domain of nodes)."""
+    ranks: int
+    num_exchange_peers: int
+    """The number of other GPUs of the rank's node in it, if it exchanges all to all, else 0."""
+
+
+def communicator_bytes(job: Job, plan: Plan, program: int, memory: FrameworkMemory) -> int:
+    """Buffers of the communicators of a program's ranks."""
+    return sum(_bytes(communicator, memory) for communicator in _communicators(job, plan, program))
+
+
+def least_communicator_bytes(job: Job, plan: Plan, program: int, memory: FrameworkMemory) -> int:
+    """The same where each is as small as a source has it."""
+    least = memory.least_communicator
+    sizes = [_bytes(communicator, memory) for communicator in _communicators(job, plan, program)]
+    return sum(sizes if least is None else (min(bytes, least) for bytes in sizes))
+
+
+def _bytes(communicator: _Communicator, memory: FrameworkMemory) -> int:
+    exchange = communicator.num_exchange_peers * memory.exchange_peer
+    if communicator.is_one_gpu_per_node and memory.network_communicator is not None:
+        return memory.network_communicator + exchange
+    if (
+        communicator.ranks == 2
+        and not communicator.is_one_gpu_per_node
+        and memory.pair_communicator is not None
+    ):
+        return memory.pair_communicator + exchange
+    return memory.communicator + exchange
+
+
+def _communicators(job: Job, plan: Plan, program: int) -> Iterator[_Communicator]:
+    """The communicators of the first of a program's ranks."""
+    rank = int(np.argmax(plan.program_of == program))
+    gpus = job.placement.gpus
+    nodes: Ints = np.repeat(np.arange(len(gpus)), gpus)
+    domains = nodes // job.nodes_per_domain
+    uses_nccl = job.parallelism.experts.dispatcher not in _CUSTOM_KERNEL_DISPATCHERS
+    exchange_groups = plan.programs[program].memoize(_all_to_all_groups) if uses_nccl else frozenset()
+    for name, group in plan.groups.items():
+        if group.size == 1:
+            continue
+        for row in group.members[(group.members == rank).any(axis=1)]:
+            member_domains = domains[row]
+            num_local_peers = int((member_domains == domains[rank]).sum()) - 1
+            num_peers = num_local_peers if name in exchange_groups else 0
+            yield _Communicator(len(unique(member_domains)) == len(row), len(row), num_peers)
+
+
+def _all_to_all_groups(program: Program) -> frozenset[str]:
+    """The groups over which a program exchanges all to all."""
+    payloads = (op.work for op in program.ops)
+    return frozenset(
+        payload.group
+        for payload in payloads
+        if isinstance(payload, Collective) and payload.kind == "all_to_all"
+    )

@@ -9,7 +9,6 @@ second is cut along its outputs. On a row the first is cut along its inputs, and
 second's output is gathered, and with sequence parallelism each rank goes on with its tokens, whose gradient
 is gathered. The gradient of the second's input is reduced beneath the product for its weight. That of the
 first's is reduced so too without sequence parallelism, with which it is a part of what the column scatters.
-
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from zsim.operations.experts import Experts
 from zsim.operations.grouped_linear import GroupedKernel, GroupedLinear
 from zsim.operations.merged_weights import MergedWeights
 from zsim.operations.operation import Role
-from zsim.plan.parallel.sharded_parameters import shard_parameter
 from zsim.specs.model.spec import (
     AdapterInput,
     AdapterSum,
@@ -161,3 +159,22 @@ def _adapter_module(module: Module, name: str, work: Linear | GroupedLinear, wei
     return replace(
         module, name=f"{module.name}.{name}", op_spec=work, parameters=(weight,), shares_input=False
     )
+
+
+def output_dimension(parameter: Parameter, work: Linear) -> int:
+    """The dimension of a weight or bias that its product's outputs are in: the first, in GPT-2's Conv1D the
+    last."""
+    is_transposed = parameter.shape == (work.in_features, work.out_features)
+    return 1 if is_transposed and work.in_features != work.out_features else 0
+
+
+def shard_parameter(parameter: Parameter, dimension: int, ranks: int) -> Parameter:
+    """The parameter cut along a dimension."""
+    return resize_parameter(parameter, dimension, parameter.shape[dimension] // ranks)
+
+
+def resize_parameter(parameter: Parameter, dimension: int, size: int) -> Parameter:
+    """The parameter with `size` rows along a dimension."""
+    shape = list(parameter.shape)
+    shape[dimension] = size
+    return replace(parameter, shape=tuple(shape))

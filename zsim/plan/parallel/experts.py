@@ -18,27 +18,24 @@ rank has experts. DeepSpeed's own layer (moe/sharded_moe.py `MOELayer`): every e
 of its capacity, filled or not, in an all-to-all of equal parts and one back. Its experts are modules that run
 one after the other on slices of what arrived, which are copied where they are not contiguous. Without a limit
 the ranks first agree on the capacity, which the host reads. transformers, kempnerforge: no exchange.
+
+Experts that are modules of their own are those of `deepspeed.moe.layer.MoE` (DeepSpeed 0.19.8
+moe/experts.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from zsim.cost.kernels.moved_rows import MoveKind
+from zsim.cost.kernels.moved_rows import FUSED_MAP, MASKED_MAP, MoveKind
 from zsim.operations.experts import Experts
 from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
 from zsim.operations.rearrange import Rearrange, SharedOutput
 from zsim.operations.router import Router
 from zsim.plan.parallel.adapters import add_adapters
-from zsim.plan.parallel.expert_modules import (
-    pad_quantised_products,
-    part_of_stacked,
-    router_of,
-    row_map_modules,
-    sequential_experts,
-)
 from zsim.plan.parallel.shared_expert_overlap import mark_fork, overlap_shared_experts
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_layer import expert_module_range, has_experts, share_layer_input, shared_output
@@ -48,10 +45,12 @@ from zsim.specs.model.spec import (
     Exchange,
     ExchangeKind,
     ExchangeLibrary,
+    Linear,
     ModelSpec,
     Module,
     Parameter,
 )
+from zsim.specs.strategy.expert_library import ExpertLibrary
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, ExpertSplit, expected_partitions
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
 
@@ -465,3 +464,105 @@ class _Layer:
 
 def _all_to_all_exchange(width: int, ranks: int, group: str) -> Exchange:
     return Exchange("all_to_all", "all_to_all", width, ranks, group)
+
+
+def router_of(module: Module, split: ExpertSplit) -> Module:
+    """The model's router as a framework's code runs it."""
+    work = module.op_spec
+    assert isinstance(work, Router)
+    in_fp32 = work.in_fp32 if split.gate_in_fp32 is None else split.gate_in_fp32
+    router = replace(
+        work,
+        library=split.library.kernels,
+        in_fp32=in_fp32 and not split.library.casts_gate_output,
+        has_fp32_output=in_fp32,
+        has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
+    )
+    return replace(module, op_spec=router)
+
+
+def row_map_modules(experts: Module, split: ExpertSplit, rows: float) -> list[Module]:
+    """The module that maps a rank's rows, `rows` per token of the layer, to its experts after DeepEP's
+    dispatch. Other dispatchers have none. The host waits for the lengths of masks forward and backward.
+    """
+    if split.dispatcher != "deepep":
+        return []
+    assert isinstance(experts.op_spec, Experts)
+    library = MASKED_MAP if split.builds_map_with_masks else FUSED_MAP
+    work = Rearrange("map", experts.op_spec.in_features, 0.0, library)
+    return [
+        Module(
+            f"{experts.name}.map",
+            work,
+            token_shards=experts.token_shards * split.token_ranks,
+            rows_per_token=rows,
+            host_waits=split.builds_map_with_masks,
+            backward_waits=split.builds_map_with_masks,
+        )
+    ]
+
+
+def part_of_stacked(
+    stacked: Sequence[Parameter], name: str, shape: tuple[int, ...], belongs_to: str
+) -> Parameter:
+    """A parameter that is a part of the model's `stacked` ones. It is trained where all of them are, and kept
+    in the type that frozen ones are kept in.
+    """
+    trainable = all(parameter.trainable for parameter in stacked)
+    stored = next((parameter.stored_dtype for parameter in stacked if parameter.stored_dtype), "")
+    return Parameter(name, shape, trainable=trainable, rank_kind=belongs_to, stored_dtype=stored)
+
+
+def sequential_experts(
+    experts: Module, library: ExpertLibrary, count: int, rows: float, *, has_separate_inputs: bool
+) -> list[Module]:
+    """`count` of the model's `experts` as a library has them, each on `rows` rows per token. With
+    `has_separate_inputs` both of its first products read a copy of their own.
+    """
+    work, modules = experts.op_spec, []
+    assert isinstance(work, Experts)
+    hidden, features = work.in_features, work.expert_features
+    has_bias = any(len(parameter.shape) == 2 for parameter in experts.parameters)
+    products = [("up_proj", hidden, features), ("down_proj", features, hidden)]
+    if work.is_gated:
+        products.insert(0, ("gate_proj", hidden, features))
+    for number in range(count):
+        name = f"{experts.name}.{library.expert_list}.{number}"
+        expert_modules = []
+        for index, (product_name, in_features, out_features) in enumerate(products):
+            shapes: dict[str, tuple[int, ...]] = {"weight": (out_features, in_features)}
+            shapes |= {"bias": (out_features,)} if has_bias else {}
+            parameters = tuple(
+                part_of_stacked(experts.parameters, parameter_name, shape, EXPERT_DATA)
+                for parameter_name, shape in shapes.items()
+            )
+            shares = index > 0 and product_name == "up_proj" and not has_separate_inputs
+            expert_modules.append(
+                Module(
+                    f"{name}.{product_name}",
+                    Linear(in_features, out_features),
+                    parameters,
+                    shares_input=shares,
+                )
+            )
+        expert_modules.insert(-1, Module(f"{name}.act_fn", Activation(features, work.is_gated, work.act)))
+        modules += expert_modules
+    cut = experts.token_shards
+    return [replace(module, token_shards=cut, rows_per_token=float(rows)) for module in modules]
+
+
+def pad_quantised_products(products: Sequence[Module], split: ExpertSplit) -> list[Module]:
+    """Megatron's products, of which quantised ones pad every expert's rows. They do so once, before the first
+    product, and the padding is taken off again after the last.
+    """
+    padded = list(products)
+    grouped = [n for n, product in enumerate(padded) if product.role is Role.EXPERT_PRODUCT]
+    positions: tuple[tuple[int, Literal["first", "last"]], ...] = (
+        (grouped[0], "first"),
+        (grouped[-1], "last"),
+    )
+    for n, position in positions if split.quantised_padding else ():
+        work = padded[n].op_spec
+        assert isinstance(work, GroupedLinear)
+        padded[n] = replace(padded[n], op_spec=replace(work, pads=split.quantised_padding, position=position))
+    return padded

@@ -31,8 +31,7 @@ from dataclasses import dataclass, replace
 from zsim.operations import Attention
 from zsim.operations.operation import Operation, Role, operations_of
 from zsim.operations.sharding import FeatureCut
-from zsim.plan.parallel.adapters import shard_adapter
-from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
+from zsim.plan.parallel.adapters import output_dimension, resize_parameter, shard_adapter, shard_parameter
 from zsim.specs.model.expert_layer import expert_module_range
 from zsim.specs.model.prediction import PREDICTION_ENTRY
 from zsim.specs.model.spec import (

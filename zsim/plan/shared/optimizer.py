@@ -36,7 +36,7 @@ def lazy_states(training: TrainingConfig, tensors: Sequence[UpdatedTensor]) -> M
 
 def paged_states(training: TrainingConfig, tensors: Sequence[UpdatedTensor]) -> list[Memory]:
     """States in unified memory that is on the host between steps: see [Note: paged states] of
-    `zsim.plan.paging`."""
+    `zsim.plan.make`."""
     paged_tensors = [tensor for tensor in tensors if _is_paged(training, tensor)]
     return (
         [Memory("optimizer_states", _state_bytes(training, paged_tensors), "host")] if paged_tensors else []

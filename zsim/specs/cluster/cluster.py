@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from zsim.arrays import Ints
 from zsim.specs.cluster.collectives import CollectiveCosts
 from zsim.specs.cluster.gpu import Gpu, PositiveRate
+from zsim.specs.cluster.host_speeds import OffloadRates, default_offload_rates
 from zsim.specs.cluster.network import Network
-from zsim.specs.cluster.offload_rates import OffloadRates, default_offload_rates
 from zsim.specs.cluster.table import Fraction, Table
 from zsim.units import Bytes, BytesPerSecond, Seconds
 

@@ -4,6 +4,9 @@
 A cluster file has what an event and a launch take on its own CPU. A file that extends it and names another
 CPU (`host.cpu`) without saying these has them in the inverse ratio of the two CPUs' single-thread ratings
 (`presets/hosts.toml`). Where the extended file names no CPU, the rating of the reference is used.
+
+`[offload]` of a cluster file has the rates of a host for offloaded work, besides the sizes in [host] and
+[nvme].
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from zsim.errors import InputError, expected_text
 from zsim.reading import parse_toml
-from zsim.resources import PRESETS
+from zsim.resources import PRESETS, preset_table
+from zsim.specs.cluster.table import Fraction, Table
 from zsim.specs.messages import validate_table
-from zsim.units import SECONDS, Seconds, parse_quantity
+from zsim.specs.strategy.requirement import left_out
+from zsim.units import SECONDS, BytesPerSecond, Seconds, parse_quantity
 
 _PRESET = PRESETS / "hosts.toml"
 SPEED_KEYS = ("overhead_factor", "seconds_per_launch")
@@ -126,3 +131,49 @@ def scale_host_costs(
         "overhead_factor": round(factor * ratio, 4),
         "seconds_per_launch": f"{launch * ratio * 1e6:.4g} us",
     }
+
+
+class OffloadRates(Table):
+    """Rates of CPU and host memory for offloaded work.
+
+    `optimizer_fraction` and `copy_fraction` contain what remote memory, page walks and threads cost. Threads
+    that are not bound (`deepspeed --bind_cores_to_rank`, numactl) run on all sockets.
+    """
+
+    optimizer_fraction: Fraction = Field(
+        description="what CPU-Adam reaches of host.memory_bandwidth, with all cores"
+    )
+    copy_fraction: Fraction = Field(
+        description="what the CPU's casts and copies reach of host.memory_bandwidth"
+    )
+    dma_fraction: Fraction = Field(
+        default=0.8, description="what copy engines and drives can have of host.memory_bandwidth"
+    )
+    pageable_bandwidth: BytesPerSecond = Field(
+        description="copies from and to memory that is not page-locked, per GPU"
+    )
+    threads_per_rank: int | None = Field(
+        default=None,
+        gt=0,
+        description="threads of a rank (OMP_NUM_THREADS, torch.set_num_threads); left out: "
+        f"{left_out('offload.threads_per_rank')}",
+    )
+    thread_bandwidth: BytesPerSecond | None = Field(
+        default=None,
+        description="what one thread reaches with fused Adam of fp32 states; left out: a core's even share "
+        "of what all reach",
+    )
+    bound: bool = Field(default=False, description="a rank's threads stay on the socket of its GPU")
+    placement: Literal["local", "interleaved", "first"] = Field(
+        default="local",
+        description="the socket of a rank's host memory: its GPU's, all in turn, or the first",
+    )
+
+
+def default_offload_table() -> dict[str, Any]:
+    """`[offload]` of clusters whose file has none, in the file's shape (`presets/offload.toml`)."""
+    return dict(preset_table("offload"))
+
+
+def default_offload_rates() -> OffloadRates:
+    return OffloadRates.model_validate(default_offload_table())

@@ -27,8 +27,7 @@ from zsim.reading import parse_whole_number
 from zsim.specs.cluster.link_names import NODE, find_card, find_links, find_node
 from zsim.specs.cluster.table import Fraction
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.topology.node_links import Condition
-from zsim.specs.topology.node_types import combine_conditions
+from zsim.specs.topology.node_links import Condition, combine_conditions
 from zsim.specs.topology.topology import Topology
 from zsim.units import Seconds
 

@@ -15,7 +15,7 @@ from zsim.specs.strategy.experts import Dispatcher, ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.registry import role_of
-from zsim.specs.strategy.sentences import alternatives
+from zsim.specs.strategy.requirement import alternatives
 from zsim.specs.strategy.style import ModelParallelStyle
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 from zsim.specs.strategy.training import TrainingConfig

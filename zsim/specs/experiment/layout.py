@@ -18,7 +18,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.partition import layer_weights
-from zsim.specs.strategy.sentences import phrase
+from zsim.specs.strategy.requirement import phrase
 from zsim.specs.strategy.table import StrategyTable
 
 

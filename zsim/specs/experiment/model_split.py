@@ -15,7 +15,7 @@ from zsim.specs.model.spec import Activation, Attention, Block, ContextMethod, M
 from zsim.specs.strategy.kernel_sets import layer_kernel_sets
 from zsim.specs.strategy.mesh import CONTEXT
 from zsim.specs.strategy.parallelism import ParallelismConfig
-from zsim.specs.strategy.sentences import alternatives, phrase
+from zsim.specs.strategy.requirement import alternatives, phrase
 from zsim.specs.strategy.training import TrainingConfig
 
 _WINDOW_METHODS: tuple[ContextMethod, ...] = ("all-gather", "all-to-all")  # that know windows

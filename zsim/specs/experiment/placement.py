@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from zsim.arrays import Ints
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster, NodeLink
-from zsim.specs.topology.node_types import listed_nodes
+from zsim.specs.topology.node_links import listed_nodes
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]
@@ -128,11 +128,6 @@ class Placement:
         nodes = np.repeat(np.array(self.nodes, dtype=np.int64), counts)
         firsts = np.repeat(np.cumsum(counts) - counts, counts)
         return nodes * gpus_per_node + np.arange(len(nodes)) - firsts
-
-
-def even_placement(nodes: int, gpus_per_node: int) -> Placement:
-    """A placement on all nodes of its fabric, with `gpus_per_node` GPUs on each."""
-    return Placement(nodes, tuple(range(nodes)), (gpus_per_node,) * nodes)
 
 
 def resolve_placement(

@@ -10,7 +10,6 @@ from zsim.specs.capture.settings import captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.colocated_jobs import expand_colocated_jobs, place_jobs
 from zsim.specs.experiment.data.images import apply_images
-from zsim.specs.experiment.data.micro_batches import apply_lengths, batch_plan
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.fp8.recipe import check_fp8_shapes, infer_fp8_precision, resolve_fp8
 from zsim.specs.experiment.framework_resolver import StrategyRequest, resolver_of
@@ -24,6 +23,8 @@ from zsim.specs.experiment.trainer import apply_trainer
 from zsim.specs.experiment.training.adapted_experts import check_adapted_experts
 from zsim.specs.experiment.training.attention import has_grouped_heads
 from zsim.specs.experiment.training.batch import (
+    apply_lengths,
+    batch_plan,
     micro_batch_sizes_of,
     micro_batches_of,
     resolve_mlp_tiles,
@@ -32,15 +33,16 @@ from zsim.specs.experiment.training.batch import (
     uneven_sequences,
 )
 from zsim.specs.experiment.training.checkpointing import resolve_recomputation
-from zsim.specs.experiment.training.framework_choices import check_stored_types, choose_optimizer
-from zsim.specs.experiment.training.framework_training import training_of
+from zsim.specs.experiment.training.framework_training import (
+    check_stored_types,
+    choose_optimizer,
+    training_of,
+)
 from zsim.specs.experiment.training.quantisation import is_prepared
-from zsim.specs.experiment.training.reference_model import check_reference, reference_notes
 from zsim.specs.experiment.training.resolve import check_size, layer_kernels_of, resolve_training
-from zsim.specs.experiment.training.software import apply_software
+from zsim.specs.experiment.training.software import apply_software, runs_experts_one_by_one
 from zsim.specs.experiment.training.table import TrainingTable
-from zsim.specs.experiment.training.trained_model import apply_training
-from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
+from zsim.specs.experiment.training.trained_model import apply_training, check_reference, reference_notes
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.expert_loop import unstack_experts
@@ -55,7 +57,7 @@ from zsim.specs.strategy.expert_degrees import (
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.sentences import alternatives
+from zsim.specs.strategy.requirement import alternatives
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
 

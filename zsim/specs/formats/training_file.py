@@ -42,7 +42,6 @@ class TrainingFile:
     """Adds the rollout that belongs to a number of GPUs that train, of a program whose batches are by the
     GPU. The GPUs that a launcher or the file says train all, and those of engines are beside them.
     """
-
     missing: dict[str, str] = field(default_factory=dict)
     """Settings whose values cannot be had here, with the reason. The experiment must say them."""
 

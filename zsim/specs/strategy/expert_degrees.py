@@ -19,18 +19,20 @@ from zsim.operations.experts import Experts
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.expert_library import TRANSFORMERS
-from zsim.specs.strategy.expert_loads import (
+from zsim.specs.strategy.experts import (
+    DEDUPLICATING_DISPATCHERS,
+    Dispatcher,
     End,
+    ExpertSplit,
     assumed_load,
     fullest_expert,
     load_expert_spreads,
     rank_loads,
 )
-from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, Dispatcher, ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT, PIPELINE
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.sentences import alternatives, phrase
+from zsim.specs.strategy.requirement import alternatives, phrase
 
 _EXPERT_KEYS = (
     "expert",

@@ -31,7 +31,7 @@ from zsim.specs.strategy.mesh import (
 )
 from zsim.specs.strategy.parallelism_table import ParallelismTable, ScheduleName
 from zsim.specs.strategy.partition import split_balanced_layers
-from zsim.specs.strategy.sentences import alternatives
+from zsim.specs.strategy.requirement import alternatives
 from zsim.specs.strategy.style import ModelParallelStyle
 
 SINGLE_STAGE: tuple[ScheduleName, ...] = ("gpipe", "1f1b")

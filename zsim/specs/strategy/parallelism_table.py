@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from zsim.specs.model.spec import ContextMethod
 from zsim.specs.strategy.experts import Dispatcher
-from zsim.specs.strategy.sentences import left_out, phrase
+from zsim.specs.strategy.requirement import left_out, phrase
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]

@@ -5,11 +5,12 @@ Errors and the tables of `docs/simulated.md` are made from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.resources import preset_table
 from zsim.specs.strategy.table import StrategyTable
 
 
@@ -97,3 +98,23 @@ def _default(table: StrategyTable, key: str) -> Any:
 def _default_text(table: StrategyTable, key: str) -> str:
     default = _default(table, key)
     return "left out" if default in (None, ()) else f"= {shown(default)}"
+
+
+def alternatives(setting: str) -> str:
+    """The strategies to choose for a setting that a framework lacks, as error messages expect them."""
+    return _phrases("alternatives")[setting]
+
+
+def left_out(key: str) -> str:
+    """The values that frameworks take where `key` is left out, as its description has them."""
+    return _phrases("left out")[key]
+
+
+def phrase(subject: str) -> str:
+    """The part of a sentence about `subject` that names frameworks."""
+    return _phrases("phrases")[subject]
+
+
+def _phrases(table: str) -> Mapping[str, str]:
+    phrases: Mapping[str, str] = preset_table("sentences")[table]
+    return phrases

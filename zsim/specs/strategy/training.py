@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.images import SampledImages
+from zsim.specs.strategy.images import SampledImages, SampledLengths
 from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
-from zsim.specs.strategy.lengths import SampledLengths
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
@@ -73,7 +72,7 @@ class TrainingConfig:
     """
     paged_states: Literal["gpu", "host"] | None = None
     """The memory that holds a paged optimizer's states between steps. None for the memory where the driver
-    has them, as `zsim.plan.paging` works out.
+    has them, as `zsim.plan.make` works out.
     """
     stochastic_rounding: bool = False
     """torchao's optimizers write bf16 weights with stochastic rounding."""

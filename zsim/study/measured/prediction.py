@@ -15,7 +15,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.pipeline import seconds_by_cause
 from zsim.explain.sampled_micro_batches import full_offload_range
 from zsim.plan.memory.capacity import framework_memory, usable_bytes
-from zsim.plan.memory.peaks import device_peaks
+from zsim.plan.memory.tensors import device_peaks
 from zsim.report.job_features import job_features
 from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.experiment.job import Job

@@ -11,12 +11,11 @@ from zsim.engine.replay import ReplayHardware, run_replay
 from zsim.errors import InputError
 from zsim.plan.passes.repeated_step import program_is_drained
 from zsim.plan.recorded.infer import recorded_ranks, shows_host
-from zsim.plan.recorded.isolated_kernels import isolate_kernels
-from zsim.plan.recorded.rank import RecordedRank, repeat_rank
+from zsim.plan.recorded.rank import RecordedRank, isolate_kernels, repeat_rank
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.gpu import Gpu
-from zsim.specs.topology.node_types import require_identical_nodes
+from zsim.specs.topology.node_links import require_identical_nodes
 from zsim.study.replay.what_if import WhatIf, change_rank, make_what_if, recorded_gpu, speedups
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_seconds

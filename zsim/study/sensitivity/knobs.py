@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.topology.node_types import require_identical_nodes
+from zsim.specs.topology.node_links import require_identical_nodes
 from zsim.study.tune.framework import tuning_of
 
 Unit = Literal["B/s", "FLOP/s", "s", "B", ""]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zsim.cost.collectives.rounds import bus_bytes
 from zsim.errors import InputError, did_you_mean, unreadable_reason
-from zsim.fabric.idle import idle_fabric
+from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.reading import read_text
 from zsim.specs.cluster.cluster import Cluster

@@ -25,7 +25,7 @@ import numpy as np
 from zsim.arrays import Ints
 from zsim.engine.simulate import simulate_job
 from zsim.fabric.algorithms.rings import ring_usage
-from zsim.fabric.idle import idle_seconds
+from zsim.fabric.fabric import idle_seconds
 from zsim.fabric.messages import communicators_of, fabric_collectives
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Group, Plan

@@ -24,12 +24,11 @@ from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.dtypes import DTYPE_BYTES
 from zsim.fabric.algorithms.methods import CallKind, call_kind
-from zsim.fabric.fabric import Fabric
-from zsim.fabric.idle import idle_fabric
+from zsim.fabric.fabric import Fabric, idle_fabric
 from zsim.plan.builder import COMPUTE
 from zsim.plan.make import stages_of
 from zsim.plan.ops import Collective, Group
-from zsim.plan.pipeline.placement import ranks_of_stages
+from zsim.plan.pipeline.orders import ranks_of_stages
 from zsim.plan.workload.issued_work import IssuedWork, kernels_of
 from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
 from zsim.specs.experiment.job import Job, job_topology, slowest_gpu_slowdown

@@ -10,7 +10,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
-from zsim.fabric.idle import idle_fabric
+from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import ModelSpec

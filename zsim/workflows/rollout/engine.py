@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from zsim.cost.inference.iteration import HostRates
-from zsim.fabric.idle import idle_fabric
+from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.decode import SmallAllReduce

@@ -24,10 +24,9 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, fill_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
-from zsim.frameworks.megatron.fsdp.gathers import LEAST_UNIT, ParameterGathers
+from zsim.frameworks.megatron.buffer import Fp8Weights, quantize_masters
+from zsim.frameworks.megatron.fsdp.gathers import LEAST_UNIT, GradientReductions, ParameterGathers
 from zsim.frameworks.megatron.fsdp.groups import ParameterGroup, Ranks, parameter_groups
-from zsim.frameworks.megatron.fsdp.reductions import GradientReductions
 from zsim.frameworks.megatron.host_time import (
     enter_block,
     enter_chunk,

@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from zsim.operations.attention.context import SharedAttention
 from zsim.operations.attention.kernels import fused_backward, fused_forward
 from zsim.operations.attention.rotary import rotary_backward, rotary_forward
-from zsim.plan.workload.context.streams import (
+from zsim.plan.workload.context.transformer_engine import steps_backward, steps_forward
+from zsim.plan.workload.work_part import (
     CONTEXT,
     HEADS,
     RING,
+    WorkPart,
     compute_part,
     concurrent_collective,
     inline_collective,
     wait_for_stream,
 )
-from zsim.plan.workload.context.transformer_engine import steps_backward, steps_forward
-from zsim.plan.workload.work_part import WorkPart
 
 _POSITION_BYTES = 8  # int64
 Tensors = Sequence[tuple[str, int]]

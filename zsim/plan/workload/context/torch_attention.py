@@ -30,15 +30,15 @@ from zsim.operations.attention.kernels import (
 from zsim.operations.attention.rotary import rotary_backward, rotary_forward
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective
-from zsim.plan.workload.context.streams import (
+from zsim.plan.workload.work_part import (
     CONTEXT,
     GRADIENTS,
+    WorkPart,
     compute_part,
     concurrent_collective,
     inline_collective,
     wait_for_stream,
 )
-from zsim.plan.workload.work_part import WorkPart
 
 
 def ring_forward(shared: SharedAttention) -> tuple[WorkPart, ...]:

@@ -30,8 +30,7 @@ from zsim.operations.attention.kernels import (
 from zsim.operations.attention.rotary import rotary_backward, rotary_forward
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Message, PointToPoint
-from zsim.plan.workload.context.streams import CONTEXT, compute_part, inline_collective, wait_for_stream
-from zsim.plan.workload.work_part import WorkPart
+from zsim.plan.workload.work_part import CONTEXT, WorkPart, compute_part, inline_collective, wait_for_stream
 
 
 def ring_forward(shared: SharedAttention) -> tuple[WorkPart, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from zsim.plan.memory.peaks import MemoryKey
+from zsim.plan.memory.tensors import MemoryKey
 from zsim.plan.moments import JobMoment
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
 from zsim.report.views.meanings import MEMORY

@@ -25,7 +25,7 @@ import numpy as np
 from zsim.arrays import Floats
 from zsim.errors import InputError
 from zsim.specs.experiment.data.lengths import LengthsTable, check_lengths, histogram_of
-from zsim.specs.strategy.lengths import SampledLengths
+from zsim.specs.strategy.images import SampledLengths
 
 _NUM_STEPS = 32  # drawn
 _MAX_SEQUENCES = 60_000  # sequences in all of them

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from zsim.specs.strategy.choices import values_of
-from zsim.specs.strategy.sentences import left_out, phrase
+from zsim.specs.strategy.requirement import left_out, phrase
 from zsim.units import DURATION, Bytes, Duration, parse_quantity
 
 CheckpointMode = Literal["sync", "async", "in-memory", "local-then-remote", "none"]

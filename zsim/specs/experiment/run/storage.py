@@ -13,7 +13,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from zsim.specs.cluster.table import Fraction, Table
-from zsim.specs.experiment.run.presets import apply_preset
+from zsim.specs.experiment.run.failures import apply_preset
 from zsim.units import BytesPerSecond, Duration
 
 _FILE = "storage.toml"

@@ -15,7 +15,7 @@ from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.reading import read_text
 from zsim.resources import PRESETS
 from zsim.specs.messages import validate_table
-from zsim.specs.strategy.sentences import phrase
+from zsim.specs.strategy.requirement import phrase
 
 
 def _pattern(text: str) -> str:

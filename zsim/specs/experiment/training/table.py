@@ -12,7 +12,7 @@ from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.lazy_model import Lazy
 from zsim.specs.strategy.fp8 import Fp8Recipe
-from zsim.specs.strategy.sentences import left_out, phrase
+from zsim.specs.strategy.requirement import left_out, phrase
 from zsim.specs.strategy.table import Count, StrictTable
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,

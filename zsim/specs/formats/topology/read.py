@@ -21,8 +21,7 @@ from zsim.specs.formats.topology.ibnetdiscover import read_ibnetdiscover
 from zsim.specs.formats.topology.imported_topology import ImportedTopology
 from zsim.specs.formats.topology.lldp import is_lldp, read_lldp
 from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
-from zsim.specs.formats.topology.nvidia_smi import is_nvidia_smi, read_nvidia_smi
-from zsim.specs.formats.topology.rocm_smi import is_rocm_smi, read_rocm_smi
+from zsim.specs.formats.topology.nvidia_smi import is_nvidia_smi, is_rocm_smi, read_nvidia_smi, read_rocm_smi
 from zsim.specs.formats.topology.slurm import read_slurm_topology
 
 _MAX_BYTES = 4_000_000

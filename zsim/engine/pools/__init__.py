@@ -1,1 +1,0 @@
-"""The pools of an allocator: each simulated by itself, and the repeats in its requests."""
