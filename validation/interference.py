@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zsim.calibrate.interference import OverlapPair, collective_pairs, kernel_pairs, slowdown
 from zsim.errors import InputError
-from zsim.trace.readers.json_stream import JsonStream
+from zsim.trace.readers.content import JsonStream
 from zsim.trace.readers.kineto.file import load
 from zsim.trace.readers.read import read_trace
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from zsim.specs.capture.capture import capture
     from zsim.specs.experiment.load import load_experiment
     from zsim.specs.experiment.tables import Experiment
-    from zsim.study.advice import simulate
+    from zsim.study.anchoring import simulate
     from zsim.study.replay.replay import Replay, replay
     from zsim.trace.readers.read import read_trace
     from zsim.workflows.rl.result import RlResult, simulate_rl
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "Result": "zsim.api",
     "make_plan": "zsim.api",
-    "simulate": "zsim.study.advice",
+    "simulate": "zsim.study.anchoring",
     "max_min_fair_rates": "zsim.cost.sharing",
     "Comparison": "zsim.comparison.compare",
     "compare": "zsim.comparison.compare",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import zsim
 from zsim.calibrate.interference import IntervalUnion, collective_pairs, kernel_pairs, slowdown
-from zsim.trace.readers.json_stream import JsonStream
+from zsim.trace.readers.content import JsonStream
 from zsim.trace.readers.kineto.file import load
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

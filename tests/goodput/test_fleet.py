@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.goodput.failure_rates import DAY, failures_of
-from zsim.goodput.scenario import Cause, Failures
+from zsim.goodput.scenario import DAY, Cause, Failures, failures_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.failures import FailuresTable

@@ -10,8 +10,7 @@ import pytest
 
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.goodput.ledger import RunLedger
-from zsim.goodput.run_parts import num_parts, num_seeds, pilot_of, shorten_scenario
-from zsim.goodput.runs import Runs, run_seeds
+from zsim.goodput.runs import Runs, num_parts, num_seeds, pilot_of, run_seeds, shorten_scenario
 from zsim.goodput.scenario import Cause, Failures, Recovery, Scenario
 
 

@@ -18,7 +18,7 @@ from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines
 from zsim.notebook.runs import RunResult
 from zsim.report.fit import fit_of
-from zsim.report.views.text.allocator import allocator_notes
+from zsim.report.memory import allocator_notes
 from zsim.ui.whole_run import run_sentences
 
 SAVES = {"every": 100, "blocking": "1 s", "load": "5 s", "bytes": "10 GB"}

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.goodput.scenarios import save
+from zsim.goodput.progress import SaveCycle, TrainingInterval
 from zsim.goodput.scenario import Saves
-from zsim.goodput.training_interval import SaveCycle, TrainingInterval
 
 
 def stretch_of(

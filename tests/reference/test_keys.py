@@ -11,8 +11,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.reference import FILES, find_keys, keys, keys_of, page_of, schema_of
-from zsim.reference.pages import concepts_page, entry_lines, table_lines
-from zsim.reference.refusals import refusal_lines
+from zsim.reference.pages import concepts_page, entry_lines, refusal_lines, table_lines
 from zsim.resources import PRESETS, topologies_folder
 from zsim.specs.concepts import concept_of
 

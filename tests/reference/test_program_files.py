@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.reference.program_files import program_files_page
+from zsim.reference.pages import program_files_page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "files.md"
 

@@ -9,7 +9,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
-from zsim.report.views.text.brief import brief_lines
+from zsim.report.views.text.report import brief_lines
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.tables import Experiment
 

@@ -13,8 +13,7 @@ import pytest
 from tests.browser import Page, as_plotly, browse, in_browser, text_of
 from zsim.comparison import planted
 from zsim.comparison.compare import Comparison, compare
-from zsim.comparison.views.figures import twin_timeline
-from zsim.comparison.views.page import compare_page
+from zsim.comparison.views.page import compare_page, twin_timeline
 from zsim.trace.trace import Trace
 
 

@@ -6,7 +6,7 @@ import re
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Memory, Plan
-from zsim.report.memory_profile import Holder, holders, memory_profile
+from zsim.report.memory import Holder, holders, memory_profile
 from zsim.report.views.text.memory import profile_lines
 from zsim.validated.verdict import Verdict
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.expect import about
 from zsim.comparison.compare import compare
-from zsim.comparison.op_times import add_transfers, match_transfers, op_seconds, waiting_seconds
+from zsim.comparison.op_classes import add_transfers, match_transfers, op_seconds, waiting_seconds
 from zsim.trace.trace import Trace
 
 GATHER = {"kind": "all_gather", "stream": "comm", "bytes": 10**6, "group_size": 2, "dtype": "bf16"}

@@ -19,8 +19,7 @@ from zsim.report.traffic import SentRow, TrafficRow
 from zsim.report.views.html.report import tiles
 from zsim.report.views.text.report import print_report
 from zsim.report.views.text.sentences import format_trust, missing_memory
-from zsim.trace.stats import SimulationStats
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SimulationStats, Trace
 from zsim.validated.features import Features
 from zsim.validated.validation import Validation
 

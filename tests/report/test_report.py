@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from zsim.report.content import plain
 from zsim.report.limiting_sentence import limiting_sentence, overlap_doubt_sentence
 from zsim.report.report import Report
+from zsim.report.settings import plain
 from zsim.report.step_work import StepWork
 from zsim.report.traffic import TrafficRow
 from zsim.report.views.text.report import report_lines
-from zsim.trace.stats import SimulationStats
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SimulationStats, Trace
 
 KEYS = [
     "zsim_version", "experiment", "step_seconds", "tokens_per_second_per_gpu",

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.comparison.call_lists import fold, unfold
-from zsim.comparison.calls import Call
+from zsim.comparison.calls import Call, fold, unfold
 from zsim.errors import InputError
 
 calls = st.builds(

@@ -11,7 +11,7 @@ import pytest
 import zsim
 from validation.cases.cases import case_rows
 from zsim.errors import InputError
-from zsim.study.check import cases
+from zsim.study.check import targets as cases
 
 RECORDED = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero2-even-2ranks" / "summary.json"
 CLUSTER = 'schema = 1\nextends = "cpu-gloo"\nname = "this machine"\n'

@@ -18,7 +18,7 @@ from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.scaling.page import causes, scaling_dict, scaling_page
+from zsim.study.scaling.page import causes, range_of_efficiency, scaling_dict, scaling_page, sentences
 from zsim.study.scaling.scaling import (
     EfficiencyChange,
     Scaling,
@@ -27,7 +27,6 @@ from zsim.study.scaling.scaling import (
     parse_counts,
     run_scaling,
 )
-from zsim.study.scaling.text import range_of_efficiency, sentences
 from zsim.study.search import largest_fitting
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range, shipped_bound
 

@@ -20,9 +20,10 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
-from zsim.study.sensitivity.knobs import HARDWARE, software_numbers
 from zsim.study.sensitivity.page import (
+    requirement_lines,
     sensitivity_dict,
+    sensitivity_lines,
     sensitivity_page,
     tornado,
 )
@@ -34,13 +35,14 @@ from zsim.study.sensitivity.requirements import (
     requirements,
 )
 from zsim.study.sensitivity.sensitivity import (
+    HARDWARE,
     Sensitivity,
     SensitivityBar,
     Variation,
     hardware_variations,
     run_sensitivity,
+    software_numbers,
 )
-from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
 
 H100 = load_cluster("dgx-h100")
 CPU_OFFLOAD = {

@@ -8,8 +8,8 @@ from typing import Any
 from tests.study.tune.conftest import tiny
 from tests.study.tune.test_degrees import with_degrees
 from zsim.api import simulate
-from zsim.study.topologies.orders import MeshOrder, compare_orders
 from zsim.study.topologies.text import order_lines
+from zsim.study.topologies.topologies import MeshOrder, compare_orders
 
 MEGATRON = {"kind": "megatron", "distributed_optimizer": True}
 

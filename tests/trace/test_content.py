@@ -79,7 +79,7 @@ def test_blanks_without_end_are_refused_unzipped_too(tmp_path: Path, monkeypatch
 def test_what_python_gives_up_on_is_said_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: bytes, value: bytes, message: str
 ) -> None:
-    monkeypatch.setattr("zsim.trace.readers.json_stream._LONGEST_VALUE", MEGABYTE)
+    monkeypatch.setattr("zsim.trace.readers.content._LONGEST_VALUE", MEGABYTE)
     path = tmp_path / "rank0.json"
     path.write_bytes(place.replace(b"VALUE", value))
     assert message in refusal(path)
@@ -89,7 +89,7 @@ def test_a_long_value_is_not_read_anew_for_every_piece_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """8 MB in pieces of 4 kB: begun when it is twice as long as before, a dozen times and not 2,000."""
-    from zsim.trace.readers import json_stream
+    from zsim.trace.readers import content as json_stream
 
     begun = 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.trace.readers.json_stream import JsonStream
+from zsim.trace.readers.content import JsonStream
 
 EVENT = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.5, "dur": 2.0}
 

@@ -12,7 +12,7 @@ from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.ui.form import make_form
 from zsim.ui.process.backend import Backend, curve
-from zsim.ui.process.backends import Backends
+from zsim.ui.process.worker import Backends
 
 COUNTS = (8, 16)
 

@@ -13,7 +13,7 @@ from zsim.api import simulate
 from zsim.comparison.verdict import judge
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import cost_of
-from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import overlapped_step
 from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates
 from zsim.goodput.checkpoints.saved import SavedFiles

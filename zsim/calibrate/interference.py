@@ -10,9 +10,9 @@ Only work that was done both ways tells anything, and work that overlapped in pa
 that shared their GPU with other kernels, and those of less than 10 us, which a clock of 1 us (torch before
 2.1) does not resolve. A collective's kernel runs from the moment its rank has arrived, so its duration is
 mostly waiting. With all ranks recorded the transfer is what follows the last arrival
-(zsim.trace.readers.matching). With one rank the shortest call each way is taken, which still may have waited.
-Overlapping and other calls are not a random sample either: a kernel that finds its input in a cache is faster
-in either case, and one grid may hide two shapes.
+(zsim.trace.readers.join_ranks). With one rank the shortest call each way is taken, which still may have
+waited. Overlapping and other calls are not a random sample either: a kernel that finds its input in a cache
+is faster in either case, and one grid may hide two shapes.
 """
 
 from __future__ import annotations

@@ -84,8 +84,7 @@ def trust(
     interval is as wide as it is, what the step rests on, and what to measure to know it better.
     """
     from zsim.report.trust.trust import trust_of
-    from zsim.study.advice import simulate
-    from zsim.study.anchoring import anchor_step
+    from zsim.study.anchoring import anchor_step, simulate
 
     if at and measured is None:
         raise InputError(f"--at {at[0]}: expected --measured SECONDS beside it, the step measured there")
@@ -124,9 +123,8 @@ def _run(
 
     `lengths` are the keys of the run's length that options gave.
     """
-    from zsim.report.views.text.brief import brief_lines
-    from zsim.report.views.text.report import print_report
-    from zsim.study.advice import simulate
+    from zsim.report.views.text.report import brief_lines, print_report
+    from zsim.study.anchoring import simulate
 
     experiment = options.load()
     if experiment.rl is not None:
@@ -218,8 +216,7 @@ def _warn_of_size(job: Job) -> None:
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:
     """The files that were written, by kind."""
     from zsim.report.views.html.report import write_html_report
-    from zsim.trace.chrome.rank_traces import RankMarks, write_rank_traces
-    from zsim.trace.chrome.write import write_chrome_trace
+    from zsim.trace.chrome.write import RankMarks, write_chrome_trace, write_rank_traces
 
     make_folder(folder)
     write_html_report(result.report, result.trace, folder / "report.html")

@@ -16,7 +16,7 @@ from zsim.comparison.calls import calls_of_trace, convert_to_gloo
 from zsim.comparison.clock_check import check_clock
 from zsim.comparison.comparison import ComparedRuns
 from zsim.comparison.memory_check import check_memory
-from zsim.comparison.op_times import match_transfers
+from zsim.comparison.op_classes import match_transfers
 from zsim.comparison.plan_check import PlanCheck, check_plan
 from zsim.comparison.verdict import PREDICTIONS, Tolerances, timing_doubt
 from zsim.comparison.views.page import write_compare_page

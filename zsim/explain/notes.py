@@ -14,7 +14,7 @@ from zsim.plan.memory.capacity import (
 from zsim.plan.paging import paging_note
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.framework import report_role
-from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
+from zsim.report.memory import AllocatorRow, allocator_notes
 from zsim.specs.cluster.collectives import LIBRARY_MULTIPROCESSORS, exchange_slowdown
 from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
 from zsim.units import format_bytes

@@ -15,13 +15,11 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.explain.report_of import report_of_step
 from zsim.goodput.checkpoint import Checkpoint, Startup
-from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.framework import framework_checkpoint
+from zsim.goodput.checkpoints.framework import framework_checkpoint, saved_files
 from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
 from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.failure_rates import DAY, failures_of
 from zsim.goodput.outer_step import OuterStep, outer_step, replica_experiment
-from zsim.goodput.scenario import Failures, Phase, Recovery, Saves, Scenario
+from zsim.goodput.scenario import DAY, Failures, Phase, Recovery, Saves, Scenario, failures_of
 from zsim.goodput.search import starting_interval
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
 from zsim.errors import InputError, did_you_mean
-from zsim.report.memory import Remedy
-from zsim.report.memory_profile import Holder, holders
+from zsim.report.memory import Holder, Remedy, holders
 from zsim.report.views.displayable import Displayable, DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout

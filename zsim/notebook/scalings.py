@@ -13,9 +13,8 @@ from zsim.errors import InputError, did_you_mean
 from zsim.report.views.displayable import Displayable, Figures
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.scaling import page
-from zsim.study.scaling.runs import run_lines
-from zsim.study.scaling.scaling import Mode, Scaling, parse_counts, run_scaling
-from zsim.study.scaling.text import MODES, scaling_lines
+from zsim.study.scaling.page import MODES, scaling_lines
+from zsim.study.scaling.scaling import Mode, Scaling, parse_counts, run_lines, run_scaling
 from zsim.study.sweep.sweep import points_folder
 
 

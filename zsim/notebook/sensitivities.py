@@ -18,7 +18,13 @@ from zsim.report.views.text.plain import paragraph
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.needs import Need, offload_needs
-from zsim.study.sensitivity.page import sensitivity_dict, sensitivity_page, tornado
+from zsim.study.sensitivity.page import (
+    requirement_lines,
+    sensitivity_dict,
+    sensitivity_lines,
+    sensitivity_page,
+    tornado,
+)
 from zsim.study.sensitivity.requirements import (
     Requirement,
     check_resources,
@@ -28,7 +34,6 @@ from zsim.study.sensitivity.requirements import (
 )
 from zsim.study.sensitivity.runs import RunSensitivity, run_bar_lines, run_sensitivity_of
 from zsim.study.sensitivity.sensitivity import SPREAD, Sensitivity, run_sensitivity
-from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
 from zsim.study.sweep.sweep import points_folder
 from zsim.units import format_seconds
 

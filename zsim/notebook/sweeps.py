@@ -22,8 +22,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.user_code import UserCode
 from zsim.study.experiment_source import ExperimentSource, plain_table
 from zsim.study.sweep.study_file import Study, load_study, study_from
-from zsim.study.sweep.sweep import Sweep, run_sweep
-from zsim.study.sweep.tables import Row, csv_text
+from zsim.study.sweep.sweep import Row, Sweep, csv_text, run_sweep
 from zsim.units import format_amount, format_bytes, format_percent
 
 _NUM_BEST = 5

@@ -10,15 +10,22 @@ from typing import Any
 
 from zsim.plan.moments import JobMoment
 from zsim.report.breakdown import Breakdown, step_breakdown
-from zsim.report.content import collective_content, plain
 from zsim.report.energy import Energy, RunCost
-from zsim.report.gpu_types import GpuTypeRow
-from zsim.report.irregular import JobRow, RankRow, StepSpread
+from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, StepSpread
 from zsim.report.limiting_sentence import limiting_sentence, overlap_doubt_sentence
-from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
+from zsim.report.memory import (
+    AllocatorRow,
+    Ledger,
+    OutOfMemory,
+    Peak,
+    Pool,
+    first_over_capacity,
+    memory_peaks,
+)
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap
+from zsim.report.settings import collective_content, plain
 from zsim.report.step_work import StepWork
 from zsim.report.traffic import (
     CollectiveRow,
@@ -28,9 +35,7 @@ from zsim.report.traffic import (
     group_rows,
     overlap_fraction,
 )
-from zsim.report.views.text.allocator import AllocatorRow
-from zsim.trace.stats import SimulationStats
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SimulationStats, Trace
 from zsim.validated.validation import Validation
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 

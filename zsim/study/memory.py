@@ -13,7 +13,7 @@ from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.moments import JobMoment
 from zsim.report.job_features import framework_title
-from zsim.report.memory_profile import MemoryProfile, memory_profile
+from zsim.report.memory import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import change_experiment

@@ -22,11 +22,10 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import ExportedFiles, export_files
-from zsim.study.advice import advice
+from zsim.study.anchoring import advice
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved_values
-from zsim.ui.prediction import Prediction
-from zsim.ui.process.size import check_size
+from zsim.ui.prediction import Prediction, check_size
 from zsim.units import format_bytes, format_seconds
 
 _MAX_GPUS = 16_384

@@ -13,16 +13,15 @@ from typing import Any
 
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.animation import show_animation
 from zsim.ui.answer import Answer
-from zsim.ui.downloads import offer_files
+from zsim.ui.downloads import offer_files, show_animation
 from zsim.ui.field import STAGE, TOKENS, Field
 from zsim.ui.fields import KIND
 from zsim.ui.form import Form, make_form
 from zsim.ui.layout import ANIMATION, COMPARED, CURVE, MAIN, RUN, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.backend import Backend
-from zsim.ui.process.backends import Backends
+from zsim.ui.process.worker import Backends
 from zsim.ui.recordings import show_recorded
 from zsim.ui.settings import compare_settings, keep_state, offer_remedies
 from zsim.ui.uploads import add_uploads

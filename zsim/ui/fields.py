@@ -13,8 +13,15 @@ from zsim.specs.strategy.optimizers import OPTIMIZERS
 from zsim.specs.strategy.parallelism_table import ScheduleName
 from zsim.specs.strategy.registry import kinds, kinds_in_order
 from zsim.specs.strategy.training import CheckpointOffload
-from zsim.ui.field import DEFAULT, TOKENS, Field, declared_field, identity_choices, optional_choices
-from zsim.ui.framework import fields_of
+from zsim.ui.field import (
+    DEFAULT,
+    TOKENS,
+    Field,
+    declared_field,
+    fields_of,
+    identity_choices,
+    optional_choices,
+)
 
 KIND, LORA = "strategy.kind", "training.lora"
 _OFFLOADED_CHECKPOINTS = {"no": None, **identity_choices(*get_args(CheckpointOffload))}

@@ -12,7 +12,7 @@ import pytest
 from tests.goodput.checkpoints.test_cost import FAST, FREE, INSTANT, QUIET, cost, job_of
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import cost_of
-from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import SavingMachine
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.specs.experiment.job import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zsim.goodput.checkpoints.store import (
+from zsim.goodput.checkpoints.machine import (
     StoreLimits,
     file_seconds,
     read_limits,

@@ -25,12 +25,11 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.study.progress import Counts, Progress, format_duration
+from zsim.study.sweep.identity import Record, Store
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.row import report_row
-from zsim.study.sweep.store import Record, Store
 from zsim.study.sweep.study_file import load_study
-from zsim.study.sweep.sweep import Sweep, run_sweep
-from zsim.study.sweep.tables import csv_text
+from zsim.study.sweep.sweep import Sweep, csv_text, run_sweep
 
 SMALL = """
 [base]

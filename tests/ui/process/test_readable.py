@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ui.test_form import made
-from zsim.ui.process.readable import named_files
+from zsim.ui.process.backend import named_files
 
 # Asks the backend of an experiment for settings, and prints what is said of each. In a process of its own,
 # which opens nothing else afterwards.

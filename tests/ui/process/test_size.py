@@ -9,8 +9,8 @@ from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.ui.process import size
-from zsim.ui.process.size import check_size
+from zsim.ui import prediction as size
+from zsim.ui.prediction import check_size
 
 STEPS = "training.gradient_accumulation_steps"
 

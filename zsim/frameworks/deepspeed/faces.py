@@ -13,8 +13,7 @@ from zsim.frameworks.deepspeed.studies import ZERO, parameter_offload_block, sta
 from zsim.frameworks.torch.stage_field import ZERO_STAGE
 from zsim.notebook.settings import TypedTable
 from zsim.specs.experiment.job import Job
-from zsim.ui.field import STAGE, Field
-from zsim.ui.framework import FrameworkFields
+from zsim.ui.field import STAGE, Field, FrameworkFields
 
 _STATES, _PARAMETERS = "offload_optimizer", "offload_param"
 _DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}

@@ -8,8 +8,7 @@ import pydantic
 
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.notebook.settings import TypedTable
-from zsim.ui.field import Field
-from zsim.ui.framework import FrameworkFields
+from zsim.ui.field import Field, FrameworkFields
 
 
 class MegatronFields(FrameworkFields):

@@ -9,7 +9,7 @@ import pydantic
 from zsim.frameworks.reference.settings import ReferenceTable
 from zsim.frameworks.torch.stage_field import ZERO_STAGE
 from zsim.notebook.settings import TypedTable
-from zsim.ui.framework import FrameworkFields
+from zsim.ui.field import FrameworkFields
 
 
 class ReferenceFields(FrameworkFields):

@@ -34,8 +34,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.goodput.checkpoints.pickled import VALUE_BYTES, PickledFile, archive_bytes
-from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.saved import VALUE_BYTES, PickledFile, SavedFile, SavedFiles, archive_bytes
 from zsim.goodput.checkpoints.tensors import (
     GROUP_KEYS,
     STATES,

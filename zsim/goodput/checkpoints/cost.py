@@ -55,18 +55,19 @@ from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
-from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.framework import framework_checkpoint
-from zsim.goodput.checkpoints.machine import OverlappedStep, SavingMachine, overlapped_step
-from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates, saving_rates
-from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.checkpoints.store import (
+from zsim.goodput.checkpoints.framework import framework_checkpoint, saved_files
+from zsim.goodput.checkpoints.machine import (
+    OverlappedStep,
+    SavingMachine,
     StoreLimits,
     file_seconds,
+    overlapped_step,
     read_limits,
     transfer_seconds,
     write_limits,
 )
+from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates, saving_rates
+from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode, CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zsim.comparison.call_lists import fold, unfold
-from zsim.comparison.calls import calls_of_trace
+from zsim.comparison.calls import calls_of_trace, fold, unfold
 from zsim.comparison.op_classes import group_ops, has_phases_recorded
 from zsim.comparison.plan_check import check_plan
 from zsim.comparison.verdict import Metric, Tolerances, Unit, judge, timing_doubt

@@ -11,7 +11,7 @@ from zsim.errors import InputError
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.tune.base import Base
+from zsim.study.tune.axis import Base
 from zsim.study.tune.settings import base_of, change_kind
 
 # Global batches of Llama 2 (Touvron et al. 2023, arXiv 2307.09288): 4M tokens in pretraining (table 1), 64

@@ -10,7 +10,8 @@ from zsim.report.views.html.page import page, plot, render
 from zsim.report.views.result import ResultTable, Section, columns_of, table_of
 from zsim.specs.cluster.files import load_cluster
 from zsim.study.topologies import figures
-from zsim.study.topologies.animation import (
+from zsim.study.topologies.drawing import MAX_NODES
+from zsim.study.topologies.figures import (
     CLUSTER_CAPTION,
     LOADS_CAPTION,
     SHADES,
@@ -18,7 +19,6 @@ from zsim.study.topologies.animation import (
     cluster_figure,
     loads_figure,
 )
-from zsim.study.topologies.drawing import MAX_NODES
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
