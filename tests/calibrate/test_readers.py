@@ -276,17 +276,14 @@ def test_log_summary_gives_the_average_of_every_size(tmp_path: Path) -> None:
         f"{'Comm. Op': <20}{'Message Size': <20}{'Count': <20}{'Total Latency(ms)': <20}{'Avg Latency(ms)'}"
     )
     text = (
-        f"[INFO] [utils.py:135:log_summary]\n{head}\n"
-        "all_gather_into_tensor\n"
-        "                    2.0 MB              24                  6.05                0.25   397  372\n"
-        "                    128.0 MB            96                  480.0               5.00   1700 1490\n"
-        "reduce_scatter_tensor\n"
-        "                    256.0 MB            12                  96.0                8.00   2100 1840\n"
-        "barrier\n"
-        "                    0B                  12                  96.0                8.00      0 0\n"
-        "Breakdown with straggler effect\n"
-        "all_gather_into_tensor\n"
-        "                    2.0 MB              24                  6.05                9.25   397  372\n"
+        f"[INFO] [utils.py:135:log_summary]\n{head}\nall_gather_into_tensor\n                    2.0 "
+        "MB              24                  6.05                0.25   397  372\n                    128.0 "
+        "MB            96                  480.0               5.00   1700 "
+        "1490\nreduce_scatter_tensor\n                    256.0 MB            12                  "
+        "96.0                8.00   2100 1840\nbarrier\n                    0B                  "
+        "12                  96.0                8.00      0 0\nBreakdown with straggler "
+        "effect\nall_gather_into_tensor\n                    2.0 MB              24                  "
+        "6.05                9.25   397  372\n"
     )
     path = write(tmp_path, "ds.log", text)
     found = read_measurements(path, ranks=16)
@@ -302,13 +299,12 @@ def test_log_summary_gives_the_average_of_every_size(tmp_path: Path) -> None:
 def test_ds_bench_says_its_collective_and_its_ranks(tmp_path: Path) -> None:
     """One table per collective. A rank's input of an all-gather is a fourth of its full tensor."""
     text = (
-        "---- Performance of all_reduce on 8 devices -----------\n\n"
-        "Size (Bytes)         Description               Duration        Throughput (Gbps)    BusBW (Gbps)\n"
-        "--------------\n"
-        "1.0 MB               1024x1024x1               102.1 us        164.3                143.8\n"
-        "256.0 MB             16384x8192x2              2.3 ms          1867.5               1634.1\n"
-        "---- Performance of all_gather on 4 devices -----------\n"
-        "4194304              1048576x4                 172.352         48.671               36.504\n"
+        "---- Performance of all_reduce on 8 devices -----------\n\nSize (Bytes)         "
+        "Description               Duration        Throughput (Gbps)    BusBW (Gbps)\n--------------\n1.0 "
+        "MB               1024x1024x1               102.1 us        164.3                143.8\n256.0 "
+        "MB             16384x8192x2              2.3 ms          1867.5               1634.1\n---- "
+        "Performance of all_gather on 4 devices -----------\n4194304              1048576x4                 "
+        "172.352         48.671               36.504\n"
     )
     found = read_measurements(write(tmp_path, "bench.log", text))
     assert [(row["kind"], row["ranks"], row.bytes, row.seconds) for row in found.rows] == [

@@ -217,9 +217,8 @@ def test_the_command_writes_the_json(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
         'model = "llama-3-8b"\ncluster = "dgx-h100"\nnodes = 2\n'
-        "[training]\nsequence_length = 8192\nactivation_checkpointing = 'full'\n"
-        "[run]\nsteps = 20000\nseeds = 4\n"
-        "[run.storage]\nwrite_bandwidth_per_node = '2 GB/s'\n"
+        "[training]\nsequence_length = 8192\nactivation_checkpointing = 'full'\n[run]\nsteps = 20000\nseeds "
+        "= 4\n[run.storage]\nwrite_bandwidth_per_node = '2 GB/s'\n"
     )
     result = CliRunner().invoke(app, ["goodput", str(file), "--json", "-", "--set", "run.seeds=3"])
     assert result.exit_code == 0, result.output

@@ -62,11 +62,7 @@ def test_a_phase_that_only_frees_was_highest_when_it_began() -> None:
 def test_every_phase_has_its_highest_and_the_step_the_highest_of_them() -> None:
     profile = memory_profile(made())
     found = [(moment.phase, moment.name, moment.total) for moment in profile.phases]
-    assert found == [
-        ("forward", "one", 145),
-        ("backward", "one backward", 190),
-        ("optimizer", "update", 108),
-    ]
+    assert found == [("forward", "one", 145), ("backward", "one backward", 190), ("optimizer", "update", 108)]
     assert profile.peak.total == 190
     assert profile.peak.by_category["buffers"] == 50
 

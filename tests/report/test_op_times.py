@@ -61,10 +61,7 @@ def test_both_sides_give_transfers_or_neither_does(on_time: Trace, late: Trace) 
 def test_of_simulated_ranks_the_last_one_waits_for_nobody(make_trace: Callable[..., Trace]) -> None:
     """Rank 1 arrives after 2 ms; both leave at 3: rank 0 waited 2 of its 3 ms."""
     trace = make_trace(
-        [
-            {"rank": 0, "start": 0, "end": 3e-3, **GATHER},
-            {"rank": 1, "start": 2e-3, "end": 3e-3, **GATHER},
-        ],
+        [{"rank": 0, "start": 0, "end": 3e-3, **GATHER}, {"rank": 1, "start": 2e-3, "end": 3e-3, **GATHER}],
         world_size=2,
     )
     known = add_transfers(trace)

@@ -194,7 +194,4 @@ def test_fp8s_mfu_says_that_it_is_of_fp8s_peak(report: Callable[..., Report]) ->
     assert "of fp8's peak" in printed(fp8)
     assert "peak" not in next(line for line in printed(bf16).splitlines() if "MFU" in line)
     assert any("of fp8's peak" in small for label, _, small in tiles(fp8) if label == "MFU")
-    assert fp8.to_dict()["mfu_peak"] == {
-        "dtype": "fp8",
-        "flops_per_second": bf16.work.peak_flops_per_second,
-    }
+    assert fp8.to_dict()["mfu_peak"] == {"dtype": "fp8", "flops_per_second": bf16.work.peak_flops_per_second}

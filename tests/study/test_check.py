@@ -110,10 +110,7 @@ PLANTED: dict[str, tuple[Callable[[list[Any]], object], str]] = {
         lambda calls: calls[0].__setitem__(1, 2 * calls[0][1]),
         "changed: call 1, all-gather of root (524.80 kB fp32, 2 ranks): bytes 524,800 planned, 1,049,600",
     ),
-    "a swapped order": (
-        lambda calls: calls.insert(0, calls.pop()),
-        "reduce-scatter",
-    ),
+    "a swapped order": (lambda calls: calls.insert(0, calls.pop()), "reduce-scatter"),
 }
 
 

@@ -12,7 +12,7 @@ from zsim.engine.micro_batches import simulate_step
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.topologies.figures import NUM_FRAMES, animate_step
-from zsim.study.topologies.page import animation_page
+from zsim.study.topologies.result import animation_page
 
 
 @pytest.fixture(scope="module")

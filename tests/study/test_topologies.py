@@ -14,7 +14,7 @@ from zsim.specs.presets import topology_preset_names
 from zsim.specs.topology.topology import Topology
 from zsim.study.topologies.drawing import draw_fabric
 from zsim.study.topologies.figures import drawing_figure, fabric_figure, heat_color
-from zsim.study.topologies.page import comparison_page, topology_page
+from zsim.study.topologies.result import comparison_page, topology_page
 from zsim.study.topologies.text import tie_sentences
 from zsim.study.topologies.topologies import compare_topologies, describe_topology
 

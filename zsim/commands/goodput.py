@@ -33,7 +33,7 @@ def goodput(
     jobs: Jobs = None,
 ) -> None:
     """Simulate a whole run: days and money to the last token, with saves, failures and recovery."""
-    from zsim.notebook.runs import simulate_run
+    from zsim.study.whole_runs import simulate_run
 
     options, _ = options.add_length(tokens, samples, epochs)
     run = simulate_run(options.load(), seeds=seeds, jobs=jobs)

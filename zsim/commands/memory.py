@@ -28,8 +28,8 @@ def memory(
     json_: Annotated[Path | None, json_option("every owner")] = None,
 ) -> None:
     """Who holds a GPU's memory, and when: by phase, module and FSDP unit. No simulation where it fits."""
-    from zsim.notebook.memories import MemoryVariants, variant_words, variants_heading
-    from zsim.notebook.memories import memory as find_memory
+    from zsim.study.memory import MemoryVariants, variant_words, variants_heading
+    from zsim.study.memory import memory as find_memory
 
     experiment, axes, is_quiet = options.load(), _axes(vary or []), is_output(json_)
     is_begun = False

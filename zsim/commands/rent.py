@@ -70,7 +70,7 @@ def rent(
     A coarse search, which simulates the clusters that may be among the cheapest. The cluster of an experiment
     file does not count.
     """
-    from zsim.notebook.renting import rent as find_rents
+    from zsim.study.rent.rent import rent as find_rents
 
     overrides = settings(options.set_)
     experiment = None if options.experiment is None else _load(options)

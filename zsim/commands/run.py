@@ -50,8 +50,7 @@ def run(
     epochs: Epochs = None,
     json_: Annotated[Path | None, json_option("the report")] = None,
     out: Annotated[
-        Path | None,
-        folder_option(help="Write report.html, report.json and trace.json.gz there."),
+        Path | None, folder_option(help="Write report.html, report.json and trace.json.gz there.")
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""

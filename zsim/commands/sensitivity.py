@@ -42,8 +42,8 @@ def sensitivity(
     With --target also the least of each resource that reaches it, by simulation. With [run] also what the
     days of the whole run depend on: failures, detection, start-up, the store, saves, spares.
     """
-    from zsim.notebook.sensitivities import sensitivity as find_sensitivity
     from zsim.study.sensitivity.requirements import memory_to_fit
+    from zsim.study.sensitivity.result import sensitivity as find_sensitivity
 
     experiment = options.load()
     if target == "fits":
@@ -70,7 +70,7 @@ def needs(
     json_: Annotated[Path | None, json_option("the needs")] = None,
 ) -> None:
     """How much more of what would hide the offloading, found by simulation."""
-    from zsim.notebook.sensitivities import needs as find_needs
+    from zsim.study.needs import needs as find_needs
 
     result = find_needs(options.load(), resource)
     answer(result.lines(), result.to_dict, json_)

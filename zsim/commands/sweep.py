@@ -51,7 +51,7 @@ def sweep(
             values = ", ".join(f"{key} = {value}" for key, value in point.values.items())
             print(f"{point.number:>6}  {values}" + (f"  ({point.error})" if point.error else ""))
         return
-    from zsim.notebook.sweeps import sweep as run_sweep
+    from zsim.study.sweep.sweep import sweep as run_sweep
 
     folder = out or Path(f"{study.stem}-results")
     done = run_sweep(
@@ -98,7 +98,7 @@ def scaling(
     jobs: Jobs = None,
 ) -> None:
     """How far from linear on more GPUs, where it bends, and what the reason is."""
-    from zsim.notebook.scalings import scaling as run_scaling
+    from zsim.study.scaling.result import scaling as run_scaling
 
     if strong and fill:
         raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")

@@ -35,8 +35,7 @@ def tune(
         ),
     ] = "fastest",
     kind: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Strategies to look at: {_KINDS}; else the experiment's own."),
+        list[str] | None, typer.Option(help=f"Strategies to look at: {_KINDS}; else the experiment's own.")
     ] = None,
     keep: Annotated[
         list[str] | None,
@@ -48,8 +47,7 @@ def tune(
     parallelism: Annotated[
         bool,
         typer.Option(
-            "--parallelism",
-            help=f"Tensor, pipeline and context degrees too, with {_DEGREE_KINDS}.",
+            "--parallelism", help=f"Tensor, pipeline and context degrees too, with {_DEGREE_KINDS}."
         ),
     ] = False,
     simulations: Annotated[
@@ -72,8 +70,8 @@ def tune(
     With [rl]: the placement, the GPUs of the rollout, the ranks of its engines and their part of the memory
     (--keep placement, split, engine, utilization).
     """
-    from zsim.notebook.tuning import tune as find_best
     from zsim.study.tune.framework import usual_kinds
+    from zsim.study.tune.result import tune as find_best
 
     experiment = options.load()
     if experiment.rl is not None:

@@ -157,14 +157,7 @@ def unfold(folded: Any, where: str = "calls") -> list[Call]:
 
 
 def _row(call: Call) -> list[Any]:
-    row = [
-        call.kind,
-        call.bytes,
-        call.dtype,
-        call.group_size,
-        call.group_stride,
-        mask_numbers(call.module),
-    ]
+    row = [call.kind, call.bytes, call.dtype, call.group_size, call.group_stride, mask_numbers(call.module)]
     return [*row, call.stream] if call.stream else row
 
 

@@ -144,7 +144,6 @@ def _partners(simulated: Trace, recorded: Trace, names: tuple[str, str], notes: 
     if num_representatives:
         notes.append(
             f"{num_representatives} of {len(partners)} recorded ranks are compared with a simulated rank "
-            "that stands "
-            "for them"
+            "that stands for them"
         )
     return partners

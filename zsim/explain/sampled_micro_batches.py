@@ -215,6 +215,5 @@ def micro_batches_note(step: SimulatedStep) -> str:
     last = ", the last of them smaller" if step.job.sequences is not None else ""
     return (
         f"of {count:,} micro-batches{last}, {num_simulated:,} are simulated: calls, traffic and trace are "
-        "theirs, "
-        "the seconds are of the whole step"
+        "theirs, the seconds are of the whole step"
     )

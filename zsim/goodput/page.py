@@ -69,7 +69,7 @@ def goodput_page(run: SimulatedRun) -> str:
                         "interval",
                         "Goodput by work between two saves, simulated; the same failures strike all.",
                         interval(run),
-                    ),
+                    )
                 ],
                 ResultTable("", _MODES, _modes(run)) if run.modes else None,
             )
@@ -83,7 +83,7 @@ def goodput_page(run: SimulatedRun) -> str:
                         "spares",
                         "Goodput, and GPU-hours with the idle spares over those of the steps alone.",
                         spares(run),
-                    ),
+                    )
                 ],
             )
         )

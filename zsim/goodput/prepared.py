@@ -201,11 +201,7 @@ class PreparedRun:
     # scenarios
 
     def scenario(
-        self,
-        work_seconds: float,
-        *,
-        mode: CheckpointMode | None = None,
-        spares: int | None = None,
+        self, work_seconds: float, *, mode: CheckpointMode | None = None, spares: int | None = None
     ) -> Scenario:
         """The run with `work_seconds` between saves."""
         table, evaluation = self.table, self.table.evaluation

@@ -130,11 +130,7 @@ def run_seeds(scenario: Scenario, seeds: int, first_seed: int = 1) -> Runs:
 
 
 def run_draws(
-    draws: Sequence[Draw],
-    first_seed: int = 1,
-    *,
-    jobs: int = 1,
-    on_done: Callable[[int], None] | None = None,
+    draws: Sequence[Draw], first_seed: int = 1, *, jobs: int = 1, on_done: Callable[[int], None] | None = None
 ) -> list[Runs]:
     """`run_seeds` of several scenarios concurrently, all from the same seeds on, on `jobs` processes where
     that pays.
@@ -169,11 +165,7 @@ def _needs_processes(draws: Sequence[Draw], jobs: int) -> bool:
 
 
 def start_draws(
-    draws: Sequence[Draw],
-    first_seed: int = 1,
-    *,
-    jobs: int = 1,
-    on_done: Callable[[int], None] | None = None,
+    draws: Sequence[Draw], first_seed: int = 1, *, jobs: int = 1, on_done: Callable[[int], None] | None = None
 ) -> Callable[[], list[Runs]]:
     """Begin `run_draws`, on other processes while this one works, if it uses any. The returned function
     returns the runs.

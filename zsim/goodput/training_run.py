@@ -128,12 +128,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self,
-        scenario: Scenario,
-        seed: int,
-        *,
-        is_recorded: bool = False,
-        max_failures: int = MAX_FAILURES,
+        self, scenario: Scenario, seed: int, *, is_recorded: bool = False, max_failures: int = MAX_FAILURES
     ) -> None:
         self.scenario, self.max_failures = scenario, max_failures
         self.env = simpy.Environment()

@@ -273,10 +273,7 @@ class Report:
             "overlap_fraction": self.overlap_fraction,
             "masked_mfu_fraction": self.masked_mfu_fraction,
             "masked_hfu_fraction": self.masked_hfu_fraction,
-            "mfu_peak": {
-                "dtype": self.work.peak_dtype,
-                "flops_per_second": self.work.peak_flops_per_second,
-            },
+            "mfu_peak": {"dtype": self.work.peak_dtype, "flops_per_second": self.work.peak_flops_per_second},
             "traffic": [asdict(row) for row in self.traffic],
             "traffic_by_phase": [asdict(row) for row in self.sent],
             "notes": list(self.notes),

@@ -47,7 +47,7 @@ def animation_content(
 ) -> bytes:
     """The animation of the step as a separate page."""
     from zsim.study.topologies.figures import animate_step
-    from zsim.study.topologies.page import animation_page
+    from zsim.study.topologies.result import animation_page
 
     token = setting_token(field_values, other_settings)
     step = outcomes.get_step(token, form, field_values, other_settings)

@@ -17,9 +17,8 @@ from zsim.extras import require
 from zsim.specs.experiment.tables import Experiment
 
 _POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'"
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' "
+    "data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 MAX_REQUEST = 64_000_000  # bytes; the largest trace that is taken is 40 MB as a browser sends it
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -42,8 +41,7 @@ def serve(experiment: Experiment, host: str, port: int) -> None:
             if host not in LOOPBACK:
                 print(
                     f"zsim: warning: --host {host}: anyone who reaches this machine's port {bound_port} can "
-                    "run "
-                    "simulations on it; there is no password",
+                    "run simulations on it; there is no password",
                     file=sys.stderr,
                 )
             print(f"page    {address(host, bound_port)}   (Ctrl-C ends it)", flush=True)

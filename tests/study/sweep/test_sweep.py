@@ -29,7 +29,7 @@ from zsim.study.sweep.identity import Record, Store
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.row import report_row
 from zsim.study.sweep.study_file import load_study
-from zsim.study.sweep.sweep import Sweep, csv_text, run_sweep
+from zsim.study.sweep.sweep import SweepResult, csv_text, run_sweep
 
 SMALL = """
 [base]
@@ -49,7 +49,7 @@ def study_file(folder: Path, text: str = SMALL) -> Path:
     return path
 
 
-def swept(folder: Path, text: str = SMALL, **options: Any) -> Sweep:
+def swept(folder: Path, text: str = SMALL, **options: Any) -> SweepResult:
     arguments = {"jobs": 1, "is_quiet": True, **options}
     return run_sweep(load_study(study_file(folder, text)), folder / "out", **arguments)
 

@@ -42,10 +42,7 @@ def grid() -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
         {"distributed_optimizer": True, "fsdp_sharding": "optim_grads_params", "overlap_grad_reduce": True},
         {"distributed_optimizer": True, "precision_aware_optimizer": True, "exp_avg_dtype": "bf16"},
     ]
-    trainings = [
-        {},
-        {"activation_checkpointing": "full", "gradient_clipping": 0.0},
-    ]
+    trainings = [{}, {"activation_checkpointing": "full", "gradient_clipping": 0.0}]
     return list(product(degrees, strategies, trainings))
 
 

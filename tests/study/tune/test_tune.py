@@ -16,7 +16,7 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.sweep.pool import Task
 from zsim.study.tune.evaluate import Evaluator, memory_of
-from zsim.study.tune.page import pareto_front, tuning_page
+from zsim.study.tune.result import pareto_front, tuning_page
 from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import Tuning, tune
 

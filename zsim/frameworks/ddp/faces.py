@@ -7,7 +7,7 @@ from typing import Literal
 import pydantic
 
 from zsim.frameworks.ddp.settings import DdpTable
-from zsim.notebook.settings import TypedTable
+from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.ui.field import Field, FrameworkFields
 
 

@@ -8,7 +8,7 @@ import pydantic
 
 from zsim.frameworks.reference.settings import ReferenceTable
 from zsim.frameworks.torch.stage_field import ZERO_STAGE
-from zsim.notebook.settings import TypedTable
+from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.ui.field import FrameworkFields
 
 

@@ -396,10 +396,9 @@ def _check_host_memory(job: Job, table: CheckpointTable, staging_bytes: int, ste
     room = memory - step.host_bytes
     if staging_bytes > room:
         raise InputError(
-            f"run.checkpoint.mode: '{table.mode}' stages {staging_bytes / 1e9:,.0f} GB in the host memory "
-            "of a node, "
-            f"and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside "
-            "the step: out of memory; expected run.checkpoint.mode 'sync', more nodes, or less offloading"
+            f"run.checkpoint.mode: '{table.mode}' stages {staging_bytes / 1e9:,.0f} GB in the host memory of "
+            f"a node, and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside the step: "
+            "out of memory; expected run.checkpoint.mode 'sync', more nodes, or less offloading"
         )
 
 

@@ -82,8 +82,7 @@ def format_of(job: Job, requested: str | None = None) -> str:
     if requested not in formats:
         raise InputError(
             f"run.checkpoint.format: found '{requested}', which strategy '{job.kind}' does not write; "
-            "expected "
-            f"{' or '.join(repr(name) for name in formats)}"
+            f"expected {' or '.join(repr(name) for name in formats)}"
         )
     return requested
 

@@ -397,8 +397,7 @@ class Trust(Displayable):
         """Why to run a measurement."""
         return (
             f"{', '.join(measurement.tables)}: {measurement.step_fraction:.0%} of the step rests on their "
-            "numbers, assumed "
-            f"or from a data sheet. Measure them {measurement.program}"
+            f"numbers, assumed or from a data sheet. Measure them {measurement.program}"
         )
 
     def _nearest_lines(self) -> Iterator[str]:

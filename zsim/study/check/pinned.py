@@ -92,12 +92,7 @@ def _normalize_calls(calls: Any) -> Any:
 
 
 def _judge_figure(
-    name: str,
-    after: float,
-    before: float,
-    figures: Mapping[str, Any],
-    tolerances: Tolerances,
-    doubt: str,
+    name: str, after: float, before: float, figures: Mapping[str, Any], tolerances: Tolerances, doubt: str
 ) -> Metric:
     device = name.split("_")[0]
     if name.endswith("_fraction"):

@@ -310,9 +310,8 @@ def _grow_degree(job: Job, gpus: int, axis: str) -> int:
     if remainder or not grown_degree:
         gpus_per_degree = job.world_size // degree
         raise InputError(
-            f"gpus: found {gpus:,}, expected a multiple of {gpus_per_degree:,}: {axis} grows from "
-            f"{degree:,} on "
-            f"{job.world_size:,} GPUs"
+            f"gpus: found {gpus:,}, expected a multiple of {gpus_per_degree:,}: {axis} grows from {degree:,} "
+            f"on {job.world_size:,} GPUs"
         )
     return grown_degree
 

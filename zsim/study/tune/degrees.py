@@ -92,13 +92,7 @@ def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
         for ends in (0, 1):
             if (layers + 2 * ends) % stages == 0 and (layers + 2 * ends) // stages > ends:
                 for schedule in schedules_of(base.kind, virtual):
-                    yield {
-                        PIPELINE: pipeline,
-                        VIRTUAL: virtual,
-                        SCHEDULE: schedule,
-                        FIRST: ends,
-                        LAST: ends,
-                    }
+                    yield {PIPELINE: pipeline, VIRTUAL: virtual, SCHEDULE: schedule, FIRST: ends, LAST: ends}
                 break
 
 

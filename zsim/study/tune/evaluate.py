@@ -60,10 +60,7 @@ class RunDays:
         """The keys of `[run.checkpoint]` that it has."""
         if self.error is not None:
             return {}
-        return {
-            "run.checkpoint.mode": self.mode,
-            "run.checkpoint.every": f"{self.interval_seconds:.6g} s",
-        }
+        return {"run.checkpoint.mode": self.mode, "run.checkpoint.every": f"{self.interval_seconds:.6g} s"}
 
 
 def best_run(experiment: Experiment, run: TrainingRunTable, *, jobs: int = 1) -> RunDays:

@@ -265,9 +265,8 @@ def _layers(base: Base) -> tuple[str, int]:
     model = base.job.experiment.model
     if base.job.model.captured is not None:
         raise InputError(
-            f"model '{base.job.model.name}': was captured from a torch module, whose number of layers "
-            "zsim cannot "
-            "change; expected a preset or config.json"
+            f"model '{base.job.model.name}': was captured from a torch module, whose number of layers zsim "
+            "cannot change; expected a preset or config.json"
         )
     assert not isinstance(model, ModelSpec), "one that is no file was captured"
     config = model if isinstance(model, Mapping) else read_model_config(model)[0]

@@ -99,10 +99,7 @@ class RolloutTuning(Displayable):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `zsim tune` with `[rl]`."""
-        return {
-            "best": [candidate.to_dict() for candidate in self.candidates],
-            "refused": dict(self.refused),
-        }
+        return {"best": [candidate.to_dict() for candidate in self.candidates], "refused": dict(self.refused)}
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         return [candidate.to_dict() for candidate in self.candidates]

@@ -278,10 +278,7 @@ def refine(
 
 
 def variations(
-    evaluator: Evaluator,
-    best: CandidateResult,
-    axis: TunedAxis,
-    only: Mapping[str, Any] | None = None,
+    evaluator: Evaluator, best: CandidateResult, axis: TunedAxis, only: Mapping[str, Any] | None = None
 ) -> list[CandidateResult]:
     """The simulated results of `best` with every other choice of an axis that fits and could be faster. With
     `only`, just the choice that sets these overrides.

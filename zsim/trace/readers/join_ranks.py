@@ -83,9 +83,8 @@ def _check_identical(recordings: Sequence[Recording], match: Match, step: int, n
             raise InputError(
                 f"{recordings[index].path}: collective {number + 1} of step {step} in group "
                 f"'{other_info.group}' is {_call(other_info)} on rank {recordings[index].rank}, but "
-                f"{_call(first_info)} on "
-                f"rank {recordings[first].rank} ({recordings[first].path}); expected traces of one run and "
-                "the same steps"
+                f"{_call(first_info)} on rank {recordings[first].rank} ({recordings[first].path}); expected "
+                "traces of one run and the same steps"
             )
 
 

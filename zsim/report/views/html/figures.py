@@ -189,15 +189,10 @@ def memory_timeline(usage: MemoryLevels, report: Report, device: str) -> Figure:
     figure.update_yaxes(title_text="GB", range=[0, top * 1.08], automargin=True)
     figure.update_xaxes(title_text=unit, range=[0, report.step_seconds * scale], title_standoff=6)
     if capacity:
-        figure.add_hline(
-            y=capacity / 1e9,
-            line=_CAPACITY_LINE,
-            text=f"capacity {format_bytes(capacity)}",
-        )
+        figure.add_hline(y=capacity / 1e9, line=_CAPACITY_LINE, text=f"capacity {format_bytes(capacity)}")
     if reserved is not None:
         figure.add_hline(
-            y=reserved.held_bytes / 1e9,
-            line={"dash": "dot", "width": 2, "color": RESERVED.color},
+            y=reserved.held_bytes / 1e9, line={"dash": "dot", "width": 2, "color": RESERVED.color}
         )
         figure.add_annotation(
             text=f"reserved {format_bytes(reserved.held_bytes)}",

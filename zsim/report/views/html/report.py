@@ -165,9 +165,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
                 figures.memory_waterfall(report, device),
             ),
             "timeline": plot(
-                f"memory-{device}",
-                MEMORY_CAPTION,
-                figures.memory_timeline(usage, report, device),
+                f"memory-{device}", MEMORY_CAPTION, figures.memory_timeline(usage, report, device)
             ),
             "table": memory_table(report, device),
             "total": format_bytes(peak.total),

@@ -234,10 +234,7 @@ def _table(table: ResultTable, is_plain: bool) -> RichTable:
     )
     for index, column in enumerate(table.columns):
         shown.add_column(
-            column.title,
-            justify="left" if column.is_left else "right",
-            no_wrap=index > 0,
-            header_style="dim",
+            column.title, justify="left" if column.is_left else "right", no_wrap=index > 0, header_style="dim"
         )
     for index, row in enumerate(table.rows):
         style = _STYLES.get(table.tones.get(index))

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from zsim.errors import InputError, did_you_mean
 from zsim.report.critical.causes import cause_meaning, cause_noun
+from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
 from zsim.report.views.result import Cell, ItemColumn, Medium, ResultTable, Section, table_of
 from zsim.report.views.text.plain import paragraph, text_table
-from zsim.study.scaling.scaling import KNEE, EfficiencyChange, Scaling, ScalingPoint, run_dict, run_section
+from zsim.study.experiment_source import ExperimentSource, experiment_of
+from zsim.study.scaling.scaling import (
+    KNEE,
+    EfficiencyChange,
+    Mode,
+    Scaling,
+    ScalingPoint,
+    parse_counts,
+    run_dict,
+    run_lines,
+    run_scaling,
+    run_section,
+)
+from zsim.study.sweep.sweep import points_folder
 from zsim.units import format_bytes, format_percent, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range
 from zsim.validated.validation import format_range
@@ -375,3 +393,80 @@ def _change_dict(delta: EfficiencyChange) -> dict[str, Any]:
         "change_fraction": delta.change,
         "cause_net_change_fraction": delta.net_change,
     }
+
+
+class ScalingResult(Displayable, Scaling):
+    """The experiment on each number of GPUs. `knees()` says where efficiency bends, and why."""
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row per number of GPUs."""
+        scales: list[dict[str, Any]] = self.to_dict()["scales"]
+        return scales
+
+    def headline(self) -> str:
+        return f"{self.title} | {MODES[self.mode]}"
+
+    def columns(self) -> Sequence[str]:
+        failed = ["error"] if any(scale.error for scale in self.points) else []
+        return ["gpus", "step_seconds", "tokens_per_second", "efficiency_fraction", "mfu_fraction", "fits",
+                "gpu_peak_bytes", *failed]  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        yield from scaling_lines(self)
+        yield from run_lines(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of scaling.json."""
+        return scaling_dict(self)
+
+    def plots(self) -> Figures:
+        return {
+            "efficiency": lambda: efficiency(self),
+            "throughput": lambda: throughput(self),
+            "causes": lambda: causes(self),
+            "memory": lambda: memory(self),
+        }
+
+    def pages(self) -> Mapping[str, str]:
+        content = json.dumps(self.to_dict(), indent=1) + "\n"
+        return {"scaling.html": scaling_page(self), "scaling.json": content}
+
+
+def scaling(
+    experiment: ExperimentSource = None,
+    gpus: str | Iterable[int] = "8..1024",
+    *,
+    mode: str = "weak",
+    overrides: Mapping[str, Any] | None = None,
+    global_batch: int | None = None,
+    grow: str | None = None,
+    jobs: int | None = None,
+    cache: str | Path | None = None,
+) -> ScalingResult:
+    """Simulate an experiment on a growing number of GPUs, as `zsim scaling` does.
+
+    `gpus` is "8..1024" (doubling), "8..4096:4", or numbers. `mode` "weak" keeps the batch of a GPU, "strong"
+    that of all GPUs (`global_batch` sequences, else the experiment's), and "fill" takes the largest
+    micro-batch that fits. `grow` is "tensor", "pipeline" or "context", the degree that grows in place of the
+    replicas. `cache` is a folder of simulated points.
+
+        found = zsim.scaling("experiment.toml", [8, 16, 32, 64])
+        found.figure("efficiency"), [knee.cause for knee in found.knees()]
+
+    Raises InputError where no count can be simulated.
+    """
+    if mode not in MODES:
+        raise InputError(
+            f"scaling: mode: found {mode!r}, expected one of {', '.join(MODES)}{did_you_mean(mode, MODES)}"
+        )
+    parsed_mode: Mode = "fill" if mode == "fill" else "strong" if mode == "strong" else "weak"
+    text = gpus if isinstance(gpus, str) else ",".join(str(count) for count in gpus)
+    resolved_experiment, counts = experiment_of(experiment, overrides), parse_counts(text)
+    with points_folder(None if cache is None else Path(cache)) as folder:
+        scaling_study = run_scaling(
+            resolved_experiment, counts, parsed_mode, folder, global_batch=global_batch, grow=grow,
+            jobs=jobs or os.cpu_count() or 1,
+        )  # fmt: skip
+    return ScalingResult(
+        **{field.name: getattr(scaling_study, field.name) for field in fields(scaling_study)}
+    )
