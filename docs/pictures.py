@@ -23,7 +23,7 @@ from zsim.report.fit import fit_of
 from zsim.report.views.html.report import tiles, write_html_report
 from zsim.report.views.text.sentences import headline
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui import serve
+from zsim.ui import app as serve
 from zsim.ui.app import make_app
 from zsim.ui.form import make_form
 

@@ -10,7 +10,7 @@ import pytest
 import zsim
 from tests.browser import as_plotly
 from zsim.report.offload import CAUSES
-from zsim.report.views.html.offload import drive_timeline
+from zsim.report.views.html.figures import drive_timeline
 from zsim.report.views.html.report import html_report
 from zsim.report.views.tables import moved_table, offload_table
 from zsim.trace.drives import drive_rates

@@ -21,8 +21,7 @@ from zsim.comparison import planted
 from zsim.comparison.verdict import Tolerances
 from zsim.errors import InputError
 from zsim.study.check.check import CheckReport, run_check, sample
-from zsim.study.check.pinned import pinned_content, pinned_rows
-from zsim.study.check.rows import CheckRow, step_times
+from zsim.study.check.rows import CheckRow, pinned_content, pinned_rows, step_times
 from zsim.study.check.targets import find_targets
 from zsim.study.check.text import report_lines
 from zsim.study.measured.results import CheckResult, RowResult

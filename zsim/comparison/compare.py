@@ -19,8 +19,7 @@ from zsim.comparison.memory_check import check_memory
 from zsim.comparison.op_classes import match_transfers
 from zsim.comparison.plan_check import PlanCheck, check_plan
 from zsim.comparison.verdict import PREDICTIONS, Tolerances, timing_doubt
-from zsim.comparison.views.page import write_compare_page
-from zsim.comparison.views.text import comparison_lines
+from zsim.comparison.views.page import comparison_lines, write_compare_page
 from zsim.errors import InputError
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds

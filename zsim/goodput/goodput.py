@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import count
 
 from zsim.errors import InputError
-from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.closed_forms import long_run_goodput
 from zsim.goodput.prepared import PreparedRun, prepare
 from zsim.goodput.runs import (
@@ -22,7 +21,7 @@ from zsim.goodput.runs import (
     start_draws,
     wake_processes,
 )
-from zsim.goodput.scenario import Scenario
+from zsim.goodput.scenario import Checkpoint, Scenario
 from zsim.goodput.search import IntervalCurve, best_interval, starting_interval
 from zsim.goodput.simulated_run import SimulatedRun, mode_choices, spare_choices
 from zsim.goodput.training_run import TrainingRun

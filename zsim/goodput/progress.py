@@ -21,9 +21,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.ledger import RunLedger
-from zsim.goodput.scenario import Phase, Saves, Scenario
+from zsim.goodput.scenario import Checkpoint, Phase, Saves, Scenario
 
 _NEVER_INTERVALS = 10**12  # intervals between remote saves where there are none
 _TIME_ROUNDING = 1e-9

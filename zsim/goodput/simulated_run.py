@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from zsim.errors import ZsimError
-from zsim.goodput.checkpoint import Checkpoint
-from zsim.goodput.checkpoints.save_costs import STATED_KEYS
+from zsim.goodput.checkpoints.cost import STATED_KEYS
 from zsim.goodput.closed_forms import estimate_repairs
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
+from zsim.goodput.scenario import Checkpoint
 from zsim.goodput.search import IntervalCurve, run_comparable, starting_interval
 from zsim.report.report import Report
 from zsim.specs.cluster.table import UNSAID, Table

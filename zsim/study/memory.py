@@ -16,10 +16,10 @@ from zsim.plan.moments import JobMoment
 from zsim.report.job_features import framework_title
 from zsim.report.memory import Holder, MemoryProfile, Remedy, holders, memory_profile
 from zsim.report.report import Report
-from zsim.report.views.displayable import Displayable, DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, MEMORY
+from zsim.report.views.result import Displayable, DisplayableList, Figures
 from zsim.report.views.text.memory import (
     By,
     error_line,

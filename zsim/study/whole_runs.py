@@ -12,7 +12,7 @@ from zsim.goodput.prepared import prepare
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines, headline
 from zsim.report.fit import fit_of
-from zsim.report.views.displayable import Displayable, Figures
+from zsim.report.views.result import Displayable, Figures
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.workflows.rl.run import prepare_rl_run

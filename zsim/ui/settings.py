@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from zsim.specs.formats.toml import toml_text
-from zsim.ui.field import Field, fields_of
-from zsim.ui.fields import KIND
+from zsim.ui.field import KIND, Field, fields_of
 from zsim.ui.form import Form
 from zsim.ui.layout import aria_label, field_id
 from zsim.ui.prediction import Prediction, Predictions, differences, setting_token

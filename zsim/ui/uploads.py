@@ -32,8 +32,7 @@ from zsim.specs.formats.toml import inline_text, toml_text
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.strategy.sentences import phrase
-from zsim.ui.field import fields_of, kind_of_bare_files
-from zsim.ui.fields import KIND, RUN
+from zsim.ui.field import KIND, RUN, fields_of, kind_of_bare_files
 from zsim.ui.form import SIZE, DisplayedValues, Form, make_form
 from zsim.ui.layout import MAX_UPLOAD, field_id
 from zsim.ui.process.worker import Backends

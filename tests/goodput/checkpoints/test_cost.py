@@ -15,18 +15,20 @@ import pytest
 import zsim
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.checkpoint import Checkpoint
-from zsim.goodput.checkpoints.cost import checkpoint_of, cost_of
+from zsim.goodput.checkpoints.cost import checkpoint_of, communicator_seconds, cost_of, startup_cost
 from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import (
     OverlappedStep,
+    PlanningRates,
     SavingMachine,
+    SavingRates,
     StoreLimits,
     overlapped_step,
+    saving_rates,
+    starting_rates,
     transfer_seconds,
 )
-from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates, saving_rates, starting_rates
-from zsim.goodput.checkpoints.save_costs import communicator_seconds, startup_cost
+from zsim.goodput.scenario import Checkpoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
-from zsim.report.views.displayable import Displayable
-from zsim.report.views.result import Column
+from zsim.report.views.result import Column, Displayable
 from zsim.report.views.text.plain import paragraph, table
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.messages import validate_table

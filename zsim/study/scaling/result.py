@@ -12,12 +12,20 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.report.critical.causes import cause_meaning, cause_noun
-from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.report.views.result import Cell, ItemColumn, Medium, ResultTable, Section, table_of
+from zsim.report.views.result import (
+    Cell,
+    Displayable,
+    Figures,
+    ItemColumn,
+    Medium,
+    ResultTable,
+    Section,
+    table_of,
+)
 from zsim.report.views.text.plain import paragraph, text_table
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.scaling.scaling import (

@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.result import ItemColumn, Medium, ResultTable, Section, columns_of, table_of
+from zsim.report.views.result import (
+    Displayable,
+    Figures,
+    ItemColumn,
+    Medium,
+    ResultTable,
+    Section,
+    columns_of,
+    table_of,
+)
 from zsim.report.views.text.plain import WIDTH, paragraph, text_table
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.experiment_source import ExperimentSource, experiment_of

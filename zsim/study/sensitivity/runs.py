@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zsim.errors import ZsimError
-from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.prepared import PreparedRun, prepare
-from zsim.goodput.scenario import Cause, Saves, Scenario
+from zsim.goodput.scenario import Cause, Checkpoint, Saves, Scenario
 from zsim.goodput.search import best_interval, run_comparable, starting_interval
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout

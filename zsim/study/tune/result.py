@@ -8,12 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.html.page import page
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION, TOTAL
-from zsim.report.views.result import Column, ResultTable, Section, columns_of
+from zsim.report.views.result import Column, Displayable, Figures, ResultTable, Section, columns_of
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.study.tune import tune as search

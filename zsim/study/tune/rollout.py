@@ -13,7 +13,7 @@ from typing import Any
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError, did_you_mean
-from zsim.report.views.displayable import Displayable
+from zsim.report.views.result import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.rl.table import RlTable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zsim.report.energy import bill
 from zsim.report.fit import allocator_sentences, breaking_sentence, fit_of, moment_notes
 from zsim.report.report import Report
-from zsim.report.views.html.offload import range_sentence
+from zsim.report.views.html.figures import range_sentence
 from zsim.report.views.meanings import EVIDENCE, Meaning
 from zsim.report.views.result import Bar, Cell, ResultTable
 from zsim.report.views.tables import (
