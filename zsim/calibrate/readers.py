@@ -17,7 +17,7 @@ family.
 Measurements in a recorded trace: its collectives and copies, which state their bytes. Kernels do not.
 
 A collective's transfer counts, not its wait for the last rank, so all ranks of a group are needed.
-Kernels that overlapped a collective lengthened it (`zsim.calibrate.interference`): links come out as in a
+Kernels that overlapped a collective lengthened it (`validation/interference.py`): links come out as in a
 step.
 """
 

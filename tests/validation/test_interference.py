@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim
-from zsim.calibrate.interference import IntervalUnion, collective_pairs, kernel_pairs, slowdown
+from validation.interference import IntervalUnion, collective_pairs, kernel_pairs, slowdown
 from zsim.trace.readers.content import JsonStream
 from zsim.trace.readers.kineto.file import load
 
