@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -475,3 +476,21 @@ def test_one_recorded_step_has_one_length_and_what_is_a_ranks_own_is_said() -> N
     assert not any("is the slowest when replayed" in note for note in result.notes)
     comparison = zsim.compare(trace, trace)
     assert "it took rank 0, whose times are compared, 43.94 ms" in comparison.notes[-1]
+
+
+# -- The recipe about replaying runs as it stands; what it claims, it asserts ------------------------------
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_recipe_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "recipes" / "replay.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "replay.md", "exec"), names)
+    assert len(blocks) == 3
+    recorded = zsim.replay(zsim.read_trace("traces/gloo/zero3-even-2ranks")).recorded_seconds
+    assert f"recorded {recorded * 1e3:.1f} ms" in capsys.readouterr().out

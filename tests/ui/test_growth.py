@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pytest
+
 from tests.ui.test_form import made
+from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.ui.app import make_app
 from zsim.ui.form import Form, make_form
+from zsim.ui.process.backend import Backend, curve
+from zsim.ui.process.worker import Backends
 
 PARTS = ("error", "stale", "answer", "figures", "asked", "views", "files")
 
@@ -57,3 +63,23 @@ def test_the_server_keeps_of_each_setting_its_numbers_alone(tmp_path: Path) -> N
     for length in range(105, 117):
         ask(client, form, dependency, length)
     assert objects() - before < 12 * 5
+
+
+# -- The scaling curve of the page, computed in a process beside it ----------------------------------------
+
+
+COUNTS = (8, 16)
+
+
+def test_another_process_computes_the_same_curve_and_says_the_same_mistakes(tmp_path: Path) -> None:
+    """gpt2 has 1,024 positions."""
+    experiment = change_experiment(made(), {"model.n_layer": 2})
+    form = make_form(experiment)
+    backends = Backends(form, partial(Backend, form, tmp_path / "there"))
+    there = backends.curve_worker.result("curve", form.initial, "", COUNTS, "weak")
+    here = curve(experiment, COUNTS, "weak", tmp_path / "here")
+    assert there.words == here.words
+    assert there.figures["throughput"].to_plotly_json() == here.figures["throughput"].to_plotly_json()
+    wrong = {**form.initial, "training.sequence_length": 8192}
+    with pytest.raises(InputError, match="found 8192"):
+        backends.curve_worker.result("curve", wrong, "", COUNTS, "weak")
