@@ -84,9 +84,6 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in intervals)
 
 
-# -- The times of a simulated step by rank and by position among the rank's ops with work ------------------
-
-
 HostStall = tuple[float, float, int]
 
 

@@ -214,9 +214,6 @@ def _variants(combinations: Sequence[_Combination], simulates: bool) -> Iterator
             yield Variant(overrides, profiled, report)
 
 
-# -- `zsim.memory`: a GPU's memory by owner and time, for one experiment or for several variants of it -----
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class MemoryVariants(DisplayableList[Variant]):
     """The memory of every combination of the varied keys. A combination that is no valid experiment has its

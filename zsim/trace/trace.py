@@ -321,9 +321,6 @@ class Trace:
         return frame
 
 
-# -- The cost of simulating a step -------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SimulationStats:
     """The cost of simulating a step."""

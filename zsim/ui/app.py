@@ -274,9 +274,6 @@ class Answers:
         threading.Thread(target=run_safely, args=(lambda: self.get(initial, ""),), daemon=True).start()
 
 
-# -- Serve the page on a port of this machine --------------------------------------------------------------
-
-
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' "
     "data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"

@@ -90,9 +90,6 @@ def _step_file(experiment: Experiment, name: str) -> bytes:
     return html_report(result.report, result.trace).encode()
 
 
-# -- The card of the cluster at work: the step as an animation over the drawing of its fabric --------------
-
-
 def show_animation(app: Any, backends: Backends) -> None:
     """After each answer the animation is made of the step that was simulated for it. The browser shows its
     frames.

@@ -101,9 +101,6 @@ class Section:
     table: ResultTable | None = None
 
 
-# -- Results that display themselves: as text, as a table in a notebook, as a DataFrame, as Plotly figure
-
-
 _MOST_ROWS = 20  # in a notebook; `to_frame` has all
 Figures = Mapping[str, Callable[[], Figure]]
 

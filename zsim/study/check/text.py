@@ -105,9 +105,6 @@ def _reason(row: CheckRow) -> str:
     return f"{row.name}: {re.sub(r'[0-9.]+%', 'part', why)}"
 
 
-# -- Checks as JUnit XML, which CI systems show as tests ---------------------------------------------------
-
-
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

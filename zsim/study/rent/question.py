@@ -133,9 +133,6 @@ def rent_question(
     )  # fmt: skip
 
 
-# -- The best configuration found on one cluster, with its days and money ----------------------------------
-
-
 _HOURS_PER_DAY = 24.0
 
 

@@ -215,9 +215,6 @@ def search_clusters(
     return searches
 
 
-# -- The clusters to rent in words: a table by money, and the clusters that are not in it, with the reaso
-
-
 _MOST_ROWS = 18
 _DETAILED = 3  # rows whose configuration is written out
 _MOST_NAMES = 6

@@ -301,9 +301,6 @@ def _result(
     )
 
 
-# -- A replay on a terminal of 80 columns: the step, its parts, the collectives, the assumptions -----------
-
-
 _MAX_ROWS = 12
 
 

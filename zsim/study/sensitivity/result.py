@@ -209,9 +209,6 @@ def _hover(bar: SensitivityBar, seconds: float | None, *, is_low: bool) -> str:
     return f"{bar.variation.name} times {factor:.2f}: {step_text} per step"
 
 
-# -- `zsim.sensitivity` and `zsim.needs`: which numbers a step depends on, and how much more would help ----
-
-
 @dataclass(frozen=True, repr=False)
 class SensitivityResult(Displayable, Sensitivity):
     """The step with every number turned down and up, the largest effect first."""

@@ -271,9 +271,6 @@ def _grid() -> RichTable:
     return table
 
 
-# -- The report in three lines: whether it fits, how fast it is, and what the whole training takes ---------
-
-
 _BILLION = 1e9
 _UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 _LEAST = 2.0  # of a unit, of which smaller amounts are told in the next one
