@@ -77,6 +77,10 @@ class Runs:
     def mean_of(self, value: Callable[[RunLedger], float]) -> float:
         return fmean(value(ledger) for ledger in self.ledgers)
 
+    def seconds_by_bin(self) -> dict[str, float]:
+        """Mean seconds of the steps that were kept, then of everything else."""
+        return {"steps": self.mean_of(lambda ledger: ledger.useful), **self.lost_seconds()}
+
     def lost_seconds(self) -> dict[str, float]:
         """Mean seconds by bin. With the useful ones they sum to the mean of all."""
         return {name: self.mean_of(lambda ledger, name=name: ledger.seconds[name]) for name in BINS}  # type: ignore[misc]

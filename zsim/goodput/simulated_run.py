@@ -367,15 +367,9 @@ class SimulatedRun:
             "interval_curve": [] if curve is None else [asdict(point) for point in curve.points],
             "modes": [asdict(choice) for choice in self.modes],
             "spares": [asdict(choice) for choice in self.spares],
-            "checkpoint": None if checkpoint is None else {
-                "bytes": checkpoint.bytes,
-                "blocking_seconds": checkpoint.blocking_seconds,
-                "durable_seconds": checkpoint.durable_seconds,
-                "load_seconds": checkpoint.load_seconds,
-                "slowdown_seconds": checkpoint.slowdown_seconds,
-                "host_bytes_per_node": checkpoint.host_bytes_per_node,
-                "stored_bytes": self.stored_bytes,
-            },
+            "checkpoint": (
+                None if checkpoint is None else {**asdict(checkpoint), "stored_bytes": self.stored_bytes}
+            ),
             "cost": asdict(self.bill),
             "sources": {
                 name: {"source": table.source, "evidence": table.evidence}

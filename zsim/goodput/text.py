@@ -194,9 +194,7 @@ def shortening_sentences(run: SimulatedRun) -> Iterator[str]:
 
 
 def _waterfall(run: SimulatedRun, unit_seconds: float) -> list[list[str]]:
-    runs = run.runs
-    useful = runs.mean_of(lambda ledger: ledger.useful)
-    rows = {"steps": useful, **runs.lost_seconds()}
+    rows = run.runs.seconds_by_bin()
     total_seconds = sum(rows.values())
     return [
         [MEANINGS[name], _format_in_unit(seconds, unit_seconds), _share(seconds / total_seconds)]

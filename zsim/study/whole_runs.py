@@ -25,8 +25,7 @@ class RunResult(Displayable, SimulatedRun):
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """Where the days go, mean of all seeds: days and fraction by kind of time."""
-        useful = self.runs.mean_of(lambda ledger: ledger.useful)
-        seconds_per_bin = {"steps": useful, **self.runs.lost_seconds()}
+        seconds_per_bin = self.runs.seconds_by_bin()
         total_seconds = sum(seconds_per_bin.values())
         return [
             {"part": name, "days": seconds / _DAY, "time_fraction": seconds / total_seconds}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import log10
 from pathlib import Path
@@ -48,14 +48,7 @@ def comparison_lines(comparison: ComparedRuns) -> Iterator[str]:
     if comparison.range_sentence:
         yield from paragraph(comparison.range_sentence, first="range  ")
     yield ""
-    yield from _table(
-        {
-            "Step": comparison.clock.step,
-            "Ops": [row.metric for row in comparison.clock.classes],
-            "Streams": comparison.clock.streams,
-            "Memory": comparison.memory.metrics,
-        }
-    )
+    yield from _table(comparison)
     differences = comparison.differences
     if differences:
         yield ""
@@ -85,20 +78,11 @@ def _plan_sentence(comparison: ComparedRuns) -> str:
     )
 
 
-def _table(groups: Mapping[str, Sequence[Metric]]) -> list[str]:
+def _table(comparison: ComparedRuns) -> list[str]:
     rows: list[tuple[str, ...]] = []
-    for title, metrics in groups.items():
-        rows += [(title,)] if metrics else []
-        rows += [
-            (
-                f"  {metric.name}",
-                format_figure(metric, metric.simulated),
-                format_figure(metric, metric.recorded),
-                format_error(metric),
-                _MARKS[metric.verdict],
-            )
-            for metric in metrics
-        ]
+    for title, metrics in _tables(comparison):
+        rows.append((title,))
+        rows += [(f"  {name}", *cells, _MARKS[verdict]) for name, *cells, verdict in metrics]
     return table(_COLUMNS, rows)
 
 
@@ -188,6 +172,7 @@ def _views(comparison: ComparedRuns) -> list[tuple[str, float, float]]:
 
 
 def _tables(comparison: ComparedRuns) -> Iterator[tuple[str, list[tuple[str, str, str, str, Verdict]]]]:
+    """The figures of the comparison by their title: name, simulated, recorded, error, verdict."""
     clock = comparison.clock
     for title, metrics in (
         ("Step", clock.step),
@@ -196,15 +181,19 @@ def _tables(comparison: ComparedRuns) -> Iterator[tuple[str, list[tuple[str, str
         ("Memory", comparison.memory.metrics),
     ):
         if metrics:
-            yield title, [_row(metric) for metric in metrics]
-
-
-def _row(metric: Metric) -> tuple[str, str, str, str, Verdict]:
-    simulated_text, recorded_text = (
-        format_figure(metric, metric.simulated),
-        format_figure(metric, metric.recorded),
-    )
-    return metric.name, simulated_text, recorded_text, format_error(metric), metric.verdict
+            yield (
+                title,
+                [
+                    (
+                        m.name,
+                        format_figure(m, m.simulated),
+                        format_figure(m, m.recorded),
+                        format_error(m),
+                        m.verdict,
+                    )
+                    for m in metrics
+                ],
+            )
 
 
 def _plot(name: str, caption: str, figure: Figure | None) -> Plot | None:

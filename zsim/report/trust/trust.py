@@ -5,7 +5,7 @@ measurements to make.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import lcm
 from typing import Any
 
@@ -328,16 +328,7 @@ class Trust(Displayable):
                 }
                 for item in self.grounds
             ],
-            "measure": [
-                {
-                    "tables": list(measurement.tables),
-                    "step_fraction": measurement.step_fraction,
-                    "command": measurement.command,
-                    "program": measurement.program,
-                    "calibrate": measurement.calibrate,
-                }
-                for measurement in self.measure
-            ],
+            "measure": [asdict(measurement) for measurement in self.measure],
             "measure_smaller": {"settings": self.smaller, "error_fraction": self.smaller_bound},
         }
 
