@@ -44,7 +44,7 @@ from zsim.report.energy import Energy, RunCost, run_cost, step_energy
 from zsim.report.extrapolation import extrapolations
 from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, loss_note, rank_rows, step_spread
 from zsim.report.job_features import step_validation
-from zsim.report.lost_overlap import shared_queues_notes
+from zsim.report.limiting_sentence import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, AllocatorRow, OutOfMemory, over_limit
 from zsim.report.offload import TierRow, moved_bytes_of
 from zsim.report.pipeline.section import PipelineSection
