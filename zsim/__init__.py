@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         Trainer,
         Training,
     )
-    from zsim.study.anchoring import simulate
+    from zsim.study.advice import simulate
     from zsim.study.memory import MemoryResult, MemoryVariants, memory
     from zsim.study.needs import NeedsResult, needs
     from zsim.study.rent.rent import RentResult, rent
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "Result": "zsim.api",
     "make_plan": "zsim.api",
-    "simulate": "zsim.study.anchoring",
+    "simulate": "zsim.study.advice",
     "max_min_fair_rates": "zsim.cost.sharing",
     "Comparison": "zsim.comparison.compare",
     "compare": "zsim.comparison.compare",

@@ -10,7 +10,7 @@ from zsim import Experiment
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.anchoring import simulate
+from zsim.study.advice import simulate
 from zsim.study.needs import Need, offload_need, offload_needs
 from zsim.study.search import least_factor
 from zsim.study.sensitivity.sensitivity import HARDWARE

@@ -132,7 +132,7 @@ def presets(
 
 
 def _unvalidated_lines() -> Iterator[str]:
-    from zsim.study.model_presets import list_unvalidated
+    from zsim.study.unvalidated import list_unvalidated
 
     yield "\nNo published run says how far zsim is off on these:"
     for category, names in list_unvalidated().items():
