@@ -166,7 +166,8 @@ def sensitivity_page(study: SensitivityResult) -> str:
         sections.append(
             Section(f"What would have to be true for {study.target}", table=ResultTable("", columns, rows))
         )
-    sections += [] if study.whole is None else [run_bar_section(study.whole)]
+    if (run := study.whole) is not None:
+        sections.append(run_bar_section(run))
     summary = f"{format_seconds(study.step_seconds)} per step; most depends on {_largest_effects(study)}."
     return page(study.title, "sensitivity", sections, summary)
 
@@ -239,8 +240,8 @@ class SensitivityResult(Displayable, Sensitivity):
         if self.target and not self.is_stopped:
             yield ""
             yield from requirement_lines(self)
-        if self.whole is not None:
-            yield from run_bar_lines(self.whole)
+        if (run := self.whole) is not None:
+            yield from run_bar_lines(run)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of sensitivity.json."""
