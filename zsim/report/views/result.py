@@ -2,7 +2,7 @@
 
 Whatever is known of how a result reads stands in these values: which columns there are, how a number is
 written, which rows are totals. A renderer knows its medium alone: `views.text.plain` text of 80 columns and
-Markdown, `views.text.report` a terminal with colours, `views.html.page` a page, `views.displayable` a cell of
+Markdown, `views.text.report` a terminal with colours, `views.html.page` a page, `Displayable` a cell of
 a notebook. JSON has the numbers themselves, with their units in the keys.
 """
 
