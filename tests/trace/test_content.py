@@ -89,7 +89,7 @@ def test_a_long_value_is_not_read_anew_for_every_piece_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """8 MB in pieces of 4 kB: begun when it is twice as long as before, a dozen times and not 2,000."""
-    from zsim.trace.readers import content as json_stream
+    from zsim.trace.readers import content
 
     begun = 0
 
@@ -98,12 +98,12 @@ def test_a_long_value_is_not_read_anew_for_every_piece_of_it(
         begun += 1
         return decode(text, at)
 
-    decode = json_stream._decode
-    monkeypatch.setattr(json_stream, "_decode", count)
+    decode = content._decode
+    monkeypatch.setattr(content, "_decode", count)
     monkeypatch.setattr("zsim.trace.readers.content.CHUNK_BYTES", 4096)
     path = tmp_path / "rank0.json"
     path.write_text('{"ranks": [' + "1," * 4 * MEGABYTE + '1], "traceEvents": []}')
-    stream = json_stream.JsonStream(path)
+    stream = content.JsonStream(path)
     assert list(stream.items("traceEvents")) == []
     assert len(stream.head["ranks"]) == 4 * MEGABYTE + 1
     assert begun < 30
