@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from zsim.plan.memory.tensors import plan_peaks
 
 from tests.expect import of_kind
 from zsim.frameworks.ddp.schedule import ddp_buckets
 from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.plan.make import plan_step
+from zsim.plan.memory.tensors import plan_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.shared.optimizer import UPDATE
 from zsim.plan.workload.workload import make_workload
