@@ -13,6 +13,8 @@ from validation.rl.words import reason_of
 from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
+from zsim.explain.report_of import report_of_step
+from zsim.report.fit import memory_figures
 from zsim.specs.library import Library
 from zsim.workflows.rl.job import resolve_rl
 from zsim.workflows.rl.phases import TRAINED_BYTES, sync_seconds
@@ -46,6 +48,9 @@ class RowPrediction:
     predicted_tokens_per_second: float | None = None
     measured_itl_seconds: float | None = None
     predicted_itl_seconds: float | None = None
+    measured_peak_bytes: float | None = None
+    predicted_peak_bytes: float | None = None
+    """Of a trainer that is measured alone: what torch reserves on the fullest GPU, which prime-rl prints."""
     assumptions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +67,8 @@ class RowPrediction:
             "measured_phases_seconds": dict(self.measured_phases),
             "predicted_phases_seconds": dict(self.predicted_phases),
             "predicted_phases_range_seconds": dict(self.predicted_phase_ranges),
+            "measured_peak_bytes": self.measured_peak_bytes,
+            "predicted_peak_bytes": self.predicted_peak_bytes,
             "assumptions": list(self.assumptions),
         }
         if self.predicted_tokens_per_second is not None:
@@ -96,7 +103,7 @@ def _measured(row: RlRow) -> dict[str, Any]:
         value = row.number(column)
         if value is not None:
             phases[name] = value
-    itl = row.number("itl_mean_ms")
+    itl, peak = row.number("itl_mean_ms"), row.number("peak_mem_gib")
     return {
         "row_id": row.row_id,
         "source": row.text("source"),
@@ -105,6 +112,7 @@ def _measured(row: RlRow) -> dict[str, Any]:
         "measured_phases": phases,
         "measured_tokens_per_second": row.number("output_tokens_per_s"),
         "measured_itl_seconds": None if itl is None else itl / 1e3,
+        "measured_peak_bytes": None if peak is None else peak * 2**30,
     }
 
 
@@ -130,8 +138,12 @@ def _predict_step(asked: RowExperiment, simulator: Simulator) -> dict[str, Any]:
         step = simulate_step(simulator.job(asked.experiment), simulate=simulator.outcome)
         cluster, numel = step.job.cluster, step.job.model.numel
         gather = TRAINED_BYTES * numel / cluster.offload.pageable_bandwidth if asked.gathers_weights else 0.0
-        seconds = step.seconds + gather
-        return _phases({"training": (seconds, PASSES.range_of(seconds))})
+        reading = 2 * cluster.host.seconds_per_launch * asked.read_tokens
+        seconds = step.seconds + gather + reading
+        return {
+            **_phases({"training": (seconds, PASSES.range_of(seconds))}),
+            "predicted_peak_bytes": memory_figures(report_of_step(step, 0.0))["reserved"],
+        }
     if asked.phase == "weight_sync":
         job = resolve_rl(asked.experiment, simulator)
         seconds = sync_seconds(job)
