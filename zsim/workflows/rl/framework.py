@@ -173,6 +173,8 @@ class RlFramework:
     """Bytes/s at which a colocated job's offloaded parameters come to the GPUs for each pass of the trainer,
     and leave again. Infinite where they stay until the next rollout.
     """
+    sends_stored_dtype: bool = False
+    """Weights are sent in the type in which the trainer stores them. Else in the engine's."""
     recomputes_caches: bool = False
     """After new weights, the caches of responses that go on are computed again."""
     batching: Batching = "packed"

@@ -150,7 +150,9 @@ def broadcast_bandwidth(job: RlJob) -> float:
 
 def model_bytes(job: RlJob) -> float:
     """Bytes of the weights that the engines get."""
-    return float(job.update_job.model.numel * DTYPE_BYTES[job.model.layout.weight_dtype])
+    training, layout = job.update_job.training, job.model.layout
+    dtype = training.stored_dtype if job.framework.sends_stored_dtype else layout.weight_dtype
+    return float(job.update_job.model.numel * DTYPE_BYTES[dtype])
 
 
 def num_tensors(model: ModelSpec) -> int:
