@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from validation.rl.engines import predict_engine
-from validation.rl.steps import RowExperiment, row_experiment
+from validation.rl.steps import RowExperiment, placement_of, row_experiment
 from validation.rl.table import RlRow
 from validation.rl.words import reason_of
 from zsim.engine.micro_batches import simulate_step
@@ -26,6 +26,10 @@ PHASE_COLUMNS = {
     "generation_s": "rollout", "reward_s": "reward", "logprob_s": "old_logprobs", "ref_s": "reference",
     "critic_s": "values", "train_s": "training", "sync_s": "weight_sync",
 }  # fmt: skip
+BATCH_COLUMNS = (
+    "source", "version", "model", "gpu", "prompts_per_step", "samples_per_prompt", "response_len_max",
+    "total_len_max", "precision_train", "precision_gen", "algorithm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class RowPrediction:
     status: str
     """"predicted", or "skipped"."""
     reason: str = ""
+    placement: str = ""
+    gpus: int | None = None
+    batch: tuple[str, ...] = ()
+    """What rows have in common that train on the same samples with the same model and release."""
     measured_seconds: float | None = None
     predicted_seconds: float | None = None
     predicted_range_seconds: tuple[float, float] | None = None
@@ -53,6 +61,15 @@ class RowPrediction:
     """Of a trainer that is measured alone: what torch reserves on the fullest GPU, which prime-rl prints."""
     assumptions: tuple[str, ...] = ()
 
+    def gpu_seconds(self, kind: str) -> float:
+        """GPU-seconds of the whole step, "measured" or "predicted"."""
+        seconds: float = getattr(self, f"{kind}_seconds")
+        return seconds * (self.gpus or 1)
+
+    def range_of(self, name: str) -> tuple[float, float] | None:
+        """The range of "step", or of a phase. None where none is predicted."""
+        return self.predicted_range_seconds if name == "step" else self.predicted_phase_ranges.get(name)
+
     def to_dict(self) -> dict[str, Any]:
         """The row of the JSON."""
         data: dict[str, Any] = {
@@ -61,6 +78,8 @@ class RowPrediction:
             "role": self.role,
             "status": self.status,
             "reason": self.reason,
+            "placement": self.placement,
+            "gpus": self.gpus,
             "measured_seconds": self.measured_seconds,
             "predicted_seconds": self.predicted_seconds,
             "predicted_range_seconds": self.predicted_range_seconds,
@@ -108,6 +127,9 @@ def _measured(row: RlRow) -> dict[str, Any]:
         "row_id": row.row_id,
         "source": row.text("source"),
         "role": row.text("role"),
+        "placement": "" if row.is_engine else placement_of(row),
+        "gpus": row.count("n_gpus"),
+        "batch": tuple(row.text(column) for column in BATCH_COLUMNS),
         "measured_seconds": row.number("step_time_s") or row.number("duration_s"),
         "measured_phases": phases,
         "measured_tokens_per_second": row.number("output_tokens_per_s"),

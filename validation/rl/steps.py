@@ -35,10 +35,10 @@ _PRIME_RL_FIRST = r"^Jan 2026"
 """prime-rl's first benchmarks, 15 January 2026 at 11d87ee8. Optimizer states stayed on the GPUs
 (`optim_cpu_offload` came with e41036a1 of 3 February), and the tokens a second that `train_s` comes from are
 of the time from step to step, in which full fine-tuning gathers its weights on the first rank and copies them
-to ordinary memory (trainer/rl/broadcast/filesystem.py, trainer/weights.py `gather_weights_on_master`). Between
-forward and backward the host reads the position of every token of a micro-batch from the GPU, one by one, to
-find where responses begin: a kernel and a copy each (trainer/utils.py `get_response_lengths`, until fa21395a of
-15 June)."""
+to ordinary memory (trainer/rl/broadcast/filesystem.py, trainer/weights.py `gather_weights_on_master`).
+Between forward and backward the host reads the position of every token of a micro-batch from the GPU, one by
+one, to find where responses begin: a kernel and a copy each (trainer/utils.py `get_response_lengths`, until
+fa21395a of 15 June)."""
 _VERL_LOGS = r"-bsz?\d+_(\d+)-"
 """Samples of a micro-batch on a GPU, in names of verl's logs as in "Qwen2.5-7B-bsz64_8-prompt512-...": their
 scripts have one `ppo_micro_batch_size` of 64 for all of 8 GPUs, and `use_remove_padding` (verl-project/verl
@@ -69,7 +69,7 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
     cluster_name = _cluster(row, phase, assumptions)
     cluster = library.cluster(cluster_name)
     per_node = row.count("gpus_per_node") or cluster.gpus_per_node
-    placement = _placement(row)
+    placement = placement_of(row)
     gpus, training_gpus, rollout_gpus = _gpus(row, placement, phase, assumptions)
     model_name = model_of(row.text("model"))
     model = library.model(model_name)
@@ -127,7 +127,7 @@ def _phase(row: RlRow) -> str | None:
     return None
 
 
-def _placement(row: RlRow) -> str:
+def placement_of(row: RlRow) -> str:
     text = row.text("placement").lower()
     for pattern, placement in (
         (r"async|off-policy|one.?step|disaggregated async", "async"),

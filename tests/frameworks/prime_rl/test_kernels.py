@@ -45,8 +45,8 @@ def test_every_logit_is_moved_in_eager_kernels() -> None:
 
 
 def test_no_more_logits_exist_than_those_of_a_chunk() -> None:
-    """Kept are hidden states alone. Beside logits in 16 bits and five tensors in fp32, of which two are of the
-    chunk before, backward has both gradients."""
+    """Kept are hidden states alone. Beside logits in 16 bits and five tensors in fp32, of which two are of
+    the chunk before, backward has both gradients."""
     tensors, logits = head().tensors, CHUNK * CHUNK
     assert tensors.saved == (TOKENS * HIDDEN * 2,)
     assert sum(tensors.forward) == logits * (2 + 12)
