@@ -21,6 +21,7 @@ SOURCES = {
     "syncs": "parameter by parameter with a gather each, in the trainer's own type "
     "(trl/generation/vllm_generation.py; counted in validation/rl/call_orders.json); 1 ms each is assumed, "
     "as verl's old path takes 0.8 to 1.6 ms (docs/advance/fully_async.md)",
+    "reference": "loaded as the policy is (trl/trainer/grpo_trainer.py `create_model_from_path`)",
     "controllers": "assumed: one process a GPU, without a controller",
 }
 
@@ -46,7 +47,7 @@ WORKFLOW = RlFramework(
         for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed")
     },
     has_reference=False,
-    sends_stored_dtype=True,
+    has_one_dtype=True,
     batching="padded",
     padding="sides",
     sources=SOURCES,
