@@ -434,8 +434,8 @@ def _gpus(table: RlTable, total: int, per_node: int) -> tuple[int, int]:
     if training > per_node and (rest := training % per_node):
         nearest = " or ".join(str(gpus) for gpus in (rollout + rest - per_node, rollout + rest) if gpus > 0)
         raise InputError(
-            f"rl.rollout.gpus: found {rollout} of {total} GPUs, which leaves {training} to training, no whole "
-            f"nodes of {per_node}; expected {nearest}"
+            f"rl.rollout.gpus: found {rollout} of {total} GPUs, which leaves {training} to training, no "
+            f"whole nodes of {per_node}; expected {nearest}"
         )
     return rollout, total - rollout
 
