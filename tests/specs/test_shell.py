@@ -42,6 +42,8 @@ SCRIPTS = {
     "a loop over nothing": "A=()\nfor s in ${A[@]}; do show $s; done\nshow end\n",
     "a loop in a loop": "for a in 1 2; do for b in x y; do show $a$b; done; done\n",
     "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",
+    "a here document that is read": "A=2\nread -r -d '' C <<EOF\nx --a $A \\\n --b 'c d'\nEOF\nshow $C\n",
+    "a here document as it is": "A=2\nread -d '' C <<'EOF'\n --a $A\nEOF\nshow $C\n",
     "redirected": "A=1\nshow $A 2>&1 > /dev/stdout\n",
     "evaluated": 'C="show --x 1"\neval $C\n',
     "a shell in a shell": "A='--x 1'\nbash -c \"show $A\"\n",

@@ -18,6 +18,11 @@ _MAX_WORD = 100_000
 _BREAKS = ("&&", "||", ";;", ";", "|", "&", "\n", "(", ")")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)\($")
+_READ = re.compile(
+    r"^[ \t]*read[ \t][^\n<]*?(?P<name>[A-Za-z_]\w*)[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)"
+    r"[ \t]*\n(?P<lines>.*?)\n[ \t]*(?P=end)[ \t]*$",
+    re.MULTILINE | re.DOTALL,
+)
 _PARAMETER = re.compile(r"[0-9]+|[@*#]")
 _EXPR = re.compile(r"(?:\$\(|`)\s*expr\s+(.*?)[)`]$", re.DOTALL)  # POSIX's, of whole numbers
 _PARAMETERS = 9  # that are empty rather than unset, once there are any
@@ -42,7 +47,16 @@ class Token:
 
 def tokenize(script: str) -> list[Token]:
     """The tokens of a script. Raises InputError for a quote or bracket without its end."""
-    return list(_Lexer(script.replace("\\\r\n", " ").replace("\\\n", " ").replace("\r", "")).run())
+    text = script.replace("\\\r\n", " ").replace("\\\n", " ").replace("\r", "")
+    return list(_Lexer(_READ.sub(_assignment, text)).run())
+
+
+def _assignment(read: re.Match[str]) -> str:
+    """`NAME="lines"` for `read NAME <<END`, without expansion where END is quoted."""
+    if read["quote"]:
+        return f"{read['name']}='{read['lines']}'"
+    lines = re.sub(r'(["`])', r"\\\1", read["lines"])
+    return f'{read["name"]}="{lines}"'
 
 
 class _Lexer:
