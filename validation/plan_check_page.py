@@ -35,8 +35,8 @@ byte, all totals but one are within 0.02 %, and every other figure is within 1 %
 - **Optimizer states**: AdamW's step counters, 4 bytes per parameter tensor, which zsim leaves out.
 - **Activations**, at their own maximum: zsim leaves out the rotary tables (4,194,304 bytes), the labels
   (65,536), the norms' reciprocals (4 bytes per token and norm that is kept) and two scalars of the loss.
-- **Total**: the same. In `llama-2-7b`, whose maximum is inside a block's backward, 45,614,228 bytes are missing,
-  and why is not known.
+- **Total**: the same. In `llama-2-7b`, whose maximum is inside a block's backward, 45,614,228 bytes are
+  missing, and why is not known.
 - FSDPMemTracker counts bytes as they are asked for: no allocator rounding, no CUDA context, no workspaces,
   on either side.
 
