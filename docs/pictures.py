@@ -23,8 +23,7 @@ from zsim.report.fit import fit_of
 from zsim.report.views.html.report import tiles, write_html_report
 from zsim.report.views.text.sentences import headline
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui import serve
-from zsim.ui.app import make_app
+from zsim.ui.app import address, make_app, make_server, open_socket
 from zsim.ui.form import make_form
 
 DOCS = Path(__file__).resolve().parent
@@ -104,11 +103,11 @@ def _wait_for_page(page: Any) -> None:
 @contextmanager
 def _served(experiment: Experiment, folder: Path) -> Iterator[str]:
     """The address of the page of `zsim ui`."""
-    with serve.open_socket("127.0.0.1", 0) as place:
-        server = serve.make_server(make_app(experiment, folder), place, "127.0.0.1")
+    with open_socket("127.0.0.1", 0) as place:
+        server = make_server(make_app(experiment, folder), place, "127.0.0.1")
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield serve.address("127.0.0.1", place.getsockname()[1])
+        yield address("127.0.0.1", place.getsockname()[1])
         server.shutdown()
         thread.join()
 

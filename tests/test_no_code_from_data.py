@@ -38,11 +38,11 @@ ALLOWED = {
     ("specs/experiment/programs.py", "importlib"): "a module of zsim's own folder of a program",
     ("specs/lazy_model.py", "importlib"): "a table of zsim's own, by the name in its annotation",
     ("report/views/html/page.py", "importlib"): "the file plotly.min.js of the installed plotly",
-    ("study/check/cases.py", "importlib"): "the checkout's own checks of recorded cases, by a fixed name",
+    ("study/check/targets.py", "importlib"): "the checkout's own checks of recorded cases, by a fixed name",
     ("specs/capture/capture.py", "importlib"): "the function of the user's own that --model or Python names",
     ("specs/formats/topology/hwloc.py", "xml.etree"): "a type alone; defusedxml reads",
     ("specs/formats/topology/nccl_xml.py", "xml.etree"): "a type alone; defusedxml reads",
-    ("study/check/junit.py", "xml.etree"): "it writes",
+    ("study/check/text.py", "xml.etree"): "it writes",
 }  # fmt: skip
 
 

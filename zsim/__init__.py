@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.pool import simulate_flows
     from zsim.frameworks.public import *  # noqa: F403
-    from zsim.notebook.memories import MemoryResult, MemoryVariants, memory
-    from zsim.notebook.renting import RentResult, rent
-    from zsim.notebook.runs import RunResult, simulate_run
-    from zsim.notebook.scalings import ScalingResult, scaling
-    from zsim.notebook.sensitivities import NeedsResult, SensitivityResult, needs, sensitivity
-    from zsim.notebook.settings import (
+    from zsim.specs.capture.capture import capture
+    from zsim.specs.experiment.load import load_experiment
+    from zsim.specs.experiment.tables import Experiment
+    from zsim.specs.experiment.typed_tables import (
         Cost,
         Faults,
         Jitter,
@@ -36,14 +34,22 @@ if TYPE_CHECKING:
         Trainer,
         Training,
     )
-    from zsim.notebook.sweeps import SweepResult, sweep
-    from zsim.notebook.topologies import BenchResult, TopologiesResult, bench_collectives, compare_topologies
-    from zsim.notebook.tuning import TuneResult, tune
-    from zsim.specs.capture.capture import capture
-    from zsim.specs.experiment.load import load_experiment
-    from zsim.specs.experiment.tables import Experiment
     from zsim.study.advice import simulate
+    from zsim.study.memory import MemoryResult, MemoryVariants, memory
+    from zsim.study.needs import NeedsResult, needs
+    from zsim.study.rent.rent import RentResult, rent
     from zsim.study.replay.replay import Replay, replay
+    from zsim.study.scaling.result import ScalingResult, scaling
+    from zsim.study.sensitivity.result import SensitivityResult, sensitivity
+    from zsim.study.sweep.sweep import SweepResult, sweep
+    from zsim.study.topologies.result import (
+        BenchResult,
+        TopologiesResult,
+        bench_collectives,
+        compare_topologies,
+    )
+    from zsim.study.tune.result import TuneResult, tune
+    from zsim.study.whole_runs import RunResult, simulate_run
     from zsim.trace.readers.read import read_trace
     from zsim.workflows.rl.result import RlResult, simulate_rl
 
@@ -59,36 +65,36 @@ _MODULE_OF = {
     "StuckError": "zsim.errors",
     "ZsimError": "zsim.errors",
     "simulate_flows": "zsim.fluid.pool",
-    "sweep": "zsim.notebook.sweeps",
-    "SweepResult": "zsim.notebook.sweeps",
-    "tune": "zsim.notebook.tuning",
-    "TuneResult": "zsim.notebook.tuning",
-    "rent": "zsim.notebook.renting",
-    "RentResult": "zsim.notebook.renting",
-    "scaling": "zsim.notebook.scalings",
-    "ScalingResult": "zsim.notebook.scalings",
-    "sensitivity": "zsim.notebook.sensitivities",
-    "SensitivityResult": "zsim.notebook.sensitivities",
-    "needs": "zsim.notebook.sensitivities",
-    "NeedsResult": "zsim.notebook.sensitivities",
-    "memory": "zsim.notebook.memories",
-    "MemoryResult": "zsim.notebook.memories",
-    "MemoryVariants": "zsim.notebook.memories",
-    "compare_topologies": "zsim.notebook.topologies",
-    "TopologiesResult": "zsim.notebook.topologies",
-    "bench_collectives": "zsim.notebook.topologies",
-    "BenchResult": "zsim.notebook.topologies",
-    "simulate_run": "zsim.notebook.runs",
+    "sweep": "zsim.study.sweep.sweep",
+    "SweepResult": "zsim.study.sweep.sweep",
+    "tune": "zsim.study.tune.result",
+    "TuneResult": "zsim.study.tune.result",
+    "rent": "zsim.study.rent.rent",
+    "RentResult": "zsim.study.rent.rent",
+    "scaling": "zsim.study.scaling.result",
+    "ScalingResult": "zsim.study.scaling.result",
+    "sensitivity": "zsim.study.sensitivity.result",
+    "SensitivityResult": "zsim.study.sensitivity.result",
+    "needs": "zsim.study.needs",
+    "NeedsResult": "zsim.study.needs",
+    "memory": "zsim.study.memory",
+    "MemoryResult": "zsim.study.memory",
+    "MemoryVariants": "zsim.study.memory",
+    "compare_topologies": "zsim.study.topologies.result",
+    "TopologiesResult": "zsim.study.topologies.result",
+    "bench_collectives": "zsim.study.topologies.result",
+    "BenchResult": "zsim.study.topologies.result",
+    "simulate_run": "zsim.study.whole_runs",
     "simulate_rl": "zsim.workflows.rl.result",
     "RlResult": "zsim.workflows.rl.result",
-    "RunResult": "zsim.notebook.runs",
-    "Training": "zsim.notebook.settings",
-    "Parallelism": "zsim.notebook.settings",
-    "Trainer": "zsim.notebook.settings",
-    "Faults": "zsim.notebook.settings",
-    "Jitter": "zsim.notebook.settings",
-    "Cost": "zsim.notebook.settings",
-    "Run": "zsim.notebook.settings",
+    "RunResult": "zsim.study.whole_runs",
+    "Training": "zsim.specs.experiment.typed_tables",
+    "Parallelism": "zsim.specs.experiment.typed_tables",
+    "Trainer": "zsim.specs.experiment.typed_tables",
+    "Faults": "zsim.specs.experiment.typed_tables",
+    "Jitter": "zsim.specs.experiment.typed_tables",
+    "Cost": "zsim.specs.experiment.typed_tables",
+    "Run": "zsim.specs.experiment.typed_tables",
     "Experiment": "zsim.specs.experiment.tables",
     "load_experiment": "zsim.specs.experiment.load",
     "Replay": "zsim.study.replay.replay",

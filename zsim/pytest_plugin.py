@@ -112,7 +112,7 @@ class ZsimCheck:
         )
 
     def _check_pinned(self, trace: Trace, name: str, requested: Mapping[str, float]) -> None:
-        from zsim.study.check.pinned import pinned_content, pinned_rows
+        from zsim.study.check.rows import pinned_content, pinned_rows
 
         baseline = self._baseline(name, lambda baseline: baseline.pin(name, pinned_content(trace)))
         if baseline is None:

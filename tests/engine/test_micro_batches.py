@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from zsim import Experiment
 from zsim.api import Result, simulate
 from zsim.engine import micro_batches
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
+from zsim.engine.simulate import Outcome, simulate_job
 from zsim.report.views.html.timeline import report_timeline
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 
 
@@ -37,6 +40,29 @@ def test_a_gpu_that_catches_up_with_its_host_does_not_hide_the_hosts_pace(
     few, whole = (step_of(sequences, 12, whole=whole) for whole in (False, True))
     assert (few.outcome_micro_batches, whole.outcome_micro_batches) == (simulated, 12)
     assert few.seconds == pytest.approx(whole.seconds, rel=1e-5)
+
+
+def test_a_shorter_step_that_is_short_of_memory_is_no_measure() -> None:
+    """A step of two that waits as long as a third micro-batch takes would make the others free."""
+    job = resolve(
+        Experiment(
+            model="gpt2", cluster="dgx-h100", nodes=1, strategy={"kind": "fsdp1"},
+            training={"sequence_length": 1024, "micro_batch_size": 4, "gradient_accumulation_steps": 8},
+            simulation={"every_micro_batch": False},
+        )
+    )  # fmt: skip
+
+    def short_of_memory(job: Job) -> Outcome:
+        if job.training.gradient_accumulation_steps != 2:
+            return simulate_job(job)
+        three = replace(job, training=replace(job.training, gradient_accumulation_steps=3))
+        outcome = simulate_job(three)
+        assert outcome.allocation is not None
+        counts = replace(outcome.allocation.counts, retries=1)
+        return replace(outcome, allocation=replace(outcome.allocation, counts=counts))
+
+    few = simulate_step(job, simulate=short_of_memory)
+    assert few.seconds == pytest.approx(simulate_step(job).seconds, rel=0.01)
 
 
 def test_the_terms_of_a_step_add_up_to_its_seconds() -> None:

@@ -14,7 +14,7 @@ import zsim
 from zsim.engine.simulate import simulate_job
 from zsim.explain import variants as module
 from zsim.explain.variants import no_range_note, offload_range
-from zsim.report.views.html.offload import range_sentence
+from zsim.report.views.html.figures import range_sentence
 from zsim.report.views.text.report import print_report
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve

@@ -37,8 +37,7 @@ from zsim.plan.memory.tensors import plan_peaks
 from zsim.plan.ops import Group, Message, Plan
 from zsim.plan.passes.repeated_step import is_drained
 from zsim.report.critical.path import critical_path
-from zsim.report.memory import memory_peaks
-from zsim.report.memory_profile import memory_profile
+from zsim.report.memory import memory_peaks, memory_profile
 from zsim.report.views.text.plan import plan_to_dict, print_plan
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, job_topology

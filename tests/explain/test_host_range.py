@@ -9,7 +9,7 @@ import pytest
 
 from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
-from zsim.explain.host_range import host_range
+from zsim.explain.variants import host_range
 from zsim.report.report import Report
 from zsim.specs.cluster.spreads import scale_host_speeds
 from zsim.specs.experiment.resolve import resolve

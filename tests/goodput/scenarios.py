@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.goodput.checkpoint import Checkpoint
-from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
+from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Saves, Scenario
 
 SOFTWARE = (Cause("software", 1.0, keeps_node=True),)
 

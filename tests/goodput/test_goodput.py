@@ -217,9 +217,8 @@ def test_the_command_writes_the_json(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
         'model = "llama-3-8b"\ncluster = "dgx-h100"\nnodes = 2\n'
-        "[training]\nsequence_length = 8192\nactivation_checkpointing = 'full'\n"
-        "[run]\nsteps = 20000\nseeds = 4\n"
-        "[run.storage]\nwrite_bandwidth_per_node = '2 GB/s'\n"
+        "[training]\nsequence_length = 8192\nactivation_checkpointing = 'full'\n[run]\nsteps = 20000\nseeds "
+        "= 4\n[run.storage]\nwrite_bandwidth_per_node = '2 GB/s'\n"
     )
     result = CliRunner().invoke(app, ["goodput", str(file), "--json", "-", "--set", "run.seeds=3"])
     assert result.exit_code == 0, result.output
@@ -347,7 +346,7 @@ def test_a_run_that_waits_for_ever_is_refused_after_a_pilot() -> None:
 
 
 def test_a_run_of_very_many_failures_says_that_it_is_made_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zsim.goodput.run_parts._ALL_FAILURES", 20_000)
+    monkeypatch.setattr("zsim.goodput.runs._ALL_FAILURES", 20_000)
     run = {"tokens": "2T", "failures": {"per_1000_node_days": 10_000, "transient_fraction": 1}}
     checkpoint = {**STATED, "every": "2 min", "blocking": "1 s", "durable": "1 s"}
     found = simulate_run(experiment(checkpoint=checkpoint, **run), seeds=10, jobs=1, compares=False)

@@ -7,12 +7,18 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
+from zsim.errors import ZsimError
+from zsim.goodput.goodput import simulate_run
 from zsim.goodput.ledger import RunLedger
-from zsim.goodput.run_parts import num_parts, num_seeds, pilot_of, shorten_scenario
-from zsim.goodput.runs import Runs, run_seeds
-from zsim.goodput.scenario import Cause, Failures, Recovery, Scenario
+from zsim.goodput.progress import SaveCycle, TrainingInterval
+from zsim.goodput.runs import Runs, num_parts, num_seeds, pilot_of, run_seeds, shorten_scenario
+from zsim.goodput.scenario import Cause, Failures, Recovery, Saves, Scenario
+from zsim.goodput.simulated_run import SimulatedRun
 
 
 def often_failing(steps: int, mean: float = 1_000.0, **more: Any) -> Scenario:
@@ -97,3 +103,197 @@ def test_without_a_save_in_a_part_the_run_is_whole() -> None:
     pilot = pilot_of(one, 1, 5)
     assert not pilot.is_complete
     assert num_parts(one, 1_000_000, pilot) == 1
+
+
+# -- A stretch: every moment by division is the one that a step-by-step walk comes to ----------------------
+
+
+def stretch_of(
+    saves: Saves, seconds: float, goal: float, intervals: int = 0, since: float = 0.0
+) -> TrainingInterval:
+    return TrainingInterval(SaveCycle(saves, seconds), goal, intervals, since)
+
+
+def test_sync_saves_add_their_seconds() -> None:
+    """100 steps of 2 s, a save of 7 s after each 10, the last one too: 200 + 10 * 7."""
+    assert stretch_of(Saves(10, save(7.0)), 2.0, 100).total_seconds == pytest.approx(270.0)
+
+
+def test_nothing_saved_is_steps_alone() -> None:
+    assert stretch_of(Saves(100), 2.0, 100).total_seconds == pytest.approx(200.0)
+
+
+def test_a_save_waits_for_the_last_one() -> None:
+    """Saves hold training for 1 s and are durable after 31; ten steps take 20 s, so each save but the first
+    begins 31 s after the last one: 20 + 9 * 31, and the last one's 31 s."""
+    assert stretch_of(Saves(10, save(1.0, persist=30.0)), 2.0, 100).total_seconds == pytest.approx(330.0)
+
+
+def test_background_writing_slows_the_steps_after_a_save() -> None:
+    """20 + 9 * (20 + 1 + 3) until the last steps are done, and the last save's 11 s."""
+    stretch = stretch_of(Saves(10, save(1.0, persist=10.0, slowdown=3.0)), 2.0, 100)
+    assert stretch.total_seconds == pytest.approx(20 + 9 * 24 + 11)
+
+
+def test_a_save_is_worth_nothing_before_its_commit() -> None:
+    """The first save begins at 20 s and is durable at 31; the second begins at 41 and is durable at 52."""
+    stretch = stretch_of(Saves(10, save(1.0, persist=10.0)), 2.0, 100)
+    found = [stretch.moment_at(time).remote for time in (19.0, 30.9, 31.1, 51.9, 52.1)]
+    assert found == [None, None, 10, 10, 20]
+
+
+def test_steps_stand_still_while_a_save_holds_training() -> None:
+    stretch = stretch_of(Saves(10, save(5.0)), 2.0, 100)
+    assert [stretch.moment_at(time).steps for time in (19.0, 20.0, 24.0, 27.0)] == pytest.approx(
+        [9.5, 10, 10, 11]
+    )
+
+
+def test_two_tiers_save_locally_often_and_in_the_store_rarely() -> None:
+    """Steps of 1 s, a local save of 1 s every 10, at every third one a remote one of 4 s. The first cycle:
+    three times 10 + 1 and then 4: the remote save begins at 33 and holds until 37."""
+    saves = Saves(10, save(4.0, persist=6.0), save(1.0), remote_every=3)
+    stretch = stretch_of(saves, 1.0, 100)
+    assert [stretch.moment_at(time).local for time in (10.5, 11.0, 22.0, 33.0)] == [None, 10, 20, 30]
+    assert [stretch.moment_at(time).remote for time in (42.9, 43.1)] == [None, 30]
+    assert stretch.moment_at(36.0).steps == pytest.approx(30.0)
+    assert stretch.moment_at(39.0).steps == pytest.approx(32.0)
+
+
+def test_a_stretch_goes_on_where_the_last_one_was_cut() -> None:
+    """Cut after 25 s: 14 steps of 2 s are not done, since the first save took 5; the next save comes after
+    10 steps since the last one, so after 7.5 more at 4 s each."""
+    first = stretch_of(Saves(10, save(5.0)), 2.0, 100)
+    moment = first.moment_at(30.0)
+    assert [moment.steps, moment.since] == pytest.approx([12.5, 2.5])
+    second = stretch_of(Saves(10, save(5.0)), 4.0, 100 - moment.steps, moment.intervals, moment.since)
+    assert second.moment_at(29.9).remote is None
+    assert second.moment_at(35.1).remote == 7  # whole steps since the cut, of 12.5 before it
+
+
+def walk(saves: Saves, step: float, goal: int, until: float) -> tuple[float, int | None]:
+    """Steps done and steps durable at `until`, one step at a time, for saves of one tier."""
+    assert saves.remote is not None
+    place, now, done, free_at = saves.remote, 0.0, 0, 0.0
+    commits: list[tuple[float, int]] = []
+    while done < goal:
+        if now + step > until:
+            break
+        now, done = now + step, done + 1
+        if done % saves.every == 0 and done < goal:
+            begin = max(now, free_at)
+            if begin > until:
+                break
+            commits.append((begin + place.durable_seconds, done))
+            free_at = begin + place.durable_seconds
+            now = begin + place.blocking_seconds
+    durable = [steps for time, steps in commits if time <= until]
+    return done, durable[-1] if durable else None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    every=st.integers(1, 9),
+    goal=st.integers(1, 60),
+    step=st.sampled_from([0.5, 1.0, 3.0]),
+    blocking=st.sampled_from([0.0, 0.25, 4.0]),
+    persist=st.sampled_from([0.0, 1.25, 40.0]),
+    part=st.floats(0.01, 0.99),
+)
+def test_any_moment_is_the_walks(
+    every: int, goal: int, step: float, blocking: float, persist: float, part: float
+) -> None:
+    saves = Saves(every, save(blocking, persist=persist))
+    stretch = stretch_of(saves, step, goal)
+    until = stretch.work_seconds * part
+    moment = stretch.moment_at(until)
+    done, durable = walk(saves, step, goal, until + 1e-9)
+    assert moment.remote == durable
+    # The wait for the store comes before the steps here and after them there: [Note: the cycle of saves].
+    assert moment.steps <= done + 1 + 1e-6
+    if persist <= every * step:
+        assert moment.steps >= done - 1e-6
+
+
+# -- Local SGD and DiLoCo: bytes and seconds of the outer step, and runs of replicas that train apart ------
+
+
+STATED = {"every": "20 min", "blocking": "5 s", "load": "1 min", "bytes": "96 GB"}
+
+
+def ran(
+    *, strategy: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **local: Any
+) -> SimulatedRun:
+    tables = {"tokens": "10B", "seeds": 2, "checkpoint": STATED, "recovery": {"restart": "2 min"},
+              "local": {"replicas": 4, **local}, **(run or {})}  # fmt: skip
+    experiment = zsim.Experiment(
+        model="llama-3.2-1b", cluster="dgx-h100", nodes=4, run=tables, strategy=strategy or {"kind": "fsdp2"},
+        training={"sequence_length": 2048},
+    )  # fmt: skip
+    return simulate_run(experiment, compares=False)
+
+
+def outer(found: SimulatedRun) -> Any:
+    step = found.prepared.first.outer
+    assert step is not None
+    return step
+
+
+@pytest.fixture(scope="module")
+def diloco() -> SimulatedRun:
+    return ran()
+
+
+def test_a_gpu_sends_its_shard_around_a_ring_of_replicas(diloco: SimulatedRun) -> None:
+    """1,235,814,400 parameters in fp32 over 8 GPUs of a replica, 2 * 3 / 4 of that each; with its card's 50
+    GB/s it takes no less than that."""
+    shard = 4 * 1_235_814_400 / 8
+    assert outer(diloco).bytes_per_gpu == pytest.approx(1.5 * shard)
+    assert outer(diloco).averaging_seconds > 1.5 * shard / 50e9
+    assert outer(diloco).averaging_seconds < 2 * 1.5 * shard / 50e9
+
+
+def test_the_step_is_a_replicas_and_its_part_of_the_outer_one(diloco: SimulatedRun) -> None:
+    """One node's step, without a message between nodes; all replicas' tokens count."""
+    first, step = diloco.prepared.first, outer(diloco)
+    assert first.result.job.world_size == 8
+    assert [first.nodes, diloco.gpus] == [4, 32]
+    waited = (step.averaging_seconds + step.copying_seconds) / 40
+    assert step.added_seconds == pytest.approx(waited)
+    assert first.step_seconds == pytest.approx(first.result.report.step_seconds + waited)
+    assert first.steps == -(-(10**10) // (4 * first.result.report.step_tokens))
+    assert diloco.to_dict()["step_seconds"] == pytest.approx(first.step_seconds)
+
+
+def test_meeting_half_as_often_costs_half(diloco: SimulatedRun) -> None:
+    assert outer(ran(every=80)).added_seconds == pytest.approx(outer(diloco).added_seconds / 2)
+
+
+def test_averaging_beside_inner_steps_is_not_waited_for(diloco: SimulatedRun) -> None:
+    """Four fragments of a quarter each, averaged beside two steps: copies alone are left."""
+    step = outer(ran(fragments=4, delay=2))
+    assert step.averaging_seconds < 0.3 * outer(diloco).averaging_seconds
+    assert step.added_seconds == pytest.approx(step.copying_seconds * 4 / 40)
+    assert step.bytes_per_gpu == pytest.approx(outer(diloco).bytes_per_gpu, rel=1e-6)
+
+
+def test_local_sgd_keeps_nothing_in_host_memory(diloco: SimulatedRun) -> None:
+    step = outer(ran(method="local-sgd"))
+    assert step.copying_seconds == 0.0
+    assert step.averaging_seconds == outer(diloco).averaging_seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"replicas": 3}, "does not divide the 4 nodes"),
+        ({"strategy": {"kind": "deepspeed", "stage": 3}}, "replicas of strategy 'deepspeed'"),
+        ({"every": 41, "fragments": 2}, "multiple of fragments"),
+        ({"delay": 40}, "fewer steps than from one fragment"),
+        ({"method": "local-sgd", "fragments": 2}, "averages all at once"),
+        ({"run": {"recovery": {"policy": "per-step"}}}, "is not simulated"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises((ZsimError, ValueError), match=said):
+        ran(**changes)

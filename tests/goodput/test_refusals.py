@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.goodput import simulate_run
 from zsim.specs.experiment.resolve import resolve
 

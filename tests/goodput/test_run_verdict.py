@@ -16,9 +16,9 @@ from zsim.goodput.goodput import simulate_run
 from zsim.goodput.page import goodput_page
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines
-from zsim.notebook.runs import RunResult
 from zsim.report.fit import fit_of
-from zsim.report.views.text.allocator import allocator_notes
+from zsim.report.memory import allocator_notes
+from zsim.study.whole_runs import RunResult
 from zsim.ui.whole_run import run_sentences
 
 SAVES = {"every": 100, "blocking": "1 s", "load": "5 s", "bytes": "10 GB"}

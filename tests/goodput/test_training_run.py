@@ -10,11 +10,10 @@ from statistics import fmean
 import pytest
 
 from tests.goodput.scenarios import SOFTWARE, save, scenario
-from zsim.goodput.incidents import FailureDraws
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.runs import run_seeds
 from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
-from zsim.goodput.training_run import TrainingRun
+from zsim.goodput.training_run import FailureDraws, TrainingRun
 from zsim.specs.experiment.run.failures import RecoveryPolicy
 
 

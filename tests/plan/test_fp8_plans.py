@@ -8,7 +8,7 @@ import pytest
 
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan, PointToPoint
-from zsim.report.memory_profile import memory_profile
+from zsim.report.memory import memory_profile
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 

@@ -34,11 +34,7 @@ def test_behind_a_key_its_values_are_offered() -> None:
     [("zsim ru", "run"), ("zsim run --model mixtral-8x7", "mixtral-8x7b"), ("zsim topology sh", "show")],
 )
 def test_the_shell_is_answered(typed: str, offered: str) -> None:
-    told = {
-        "COMP_WORDS": typed,
-        "COMP_CWORD": str(len(typed.split()) - 1),
-        "_ZSIM_COMPLETE": "complete_bash",
-    }
+    told = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_ZSIM_COMPLETE": "complete_bash"}
     done = subprocess.run(
         [sys.executable, "-c", "import sys; sys.argv[0] = 'zsim'; from zsim.cli import main; main()"],
         env=os.environ | told,

@@ -11,8 +11,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.reference import FILES, find_keys, keys, keys_of, page_of, schema_of
-from zsim.reference.pages import concepts_page, entry_lines, table_lines
-from zsim.reference.refusals import refusal_lines
+from zsim.reference.pages import concepts_page, entry_lines, program_files_page, refusal_lines, table_lines
 from zsim.resources import PRESETS, topologies_folder
 from zsim.specs.key_index import concept_of
 
@@ -171,3 +170,26 @@ def test_a_concept_reads_the_keys_of_each_file_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(keys, "keys_of", read_keys)
     assert len(keys.explained_keys("qlora", concept_of("qlora"))) > 1
     assert read == list(FILES)
+
+
+# -- The page of other programs' files is the one that their declarations make -----------------------------
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "files.md"
+
+
+def test_the_page_of_programs_in_docs_is_the_code_s(request: pytest.FixtureRequest) -> None:
+    text = program_files_page()
+    if request.config.getoption("--update"):
+        PAGE.write_text(text, encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == text
+
+
+def test_a_program_says_what_is_read_refused_and_left_out() -> None:
+    sections = {part.split("\n", 1)[0]: part for part in program_files_page().split("\n## ")}
+    axolotl = sections["axolotl"]
+    assert "| `micro_batch_size` | sequences of a micro-batch | `training.micro_batch_size` |" in axolotl
+    assert "`relora`" in axolotl.split("Refused by name:")[1].split("Left out, and said:")[0]
+    assert "`tiled_mlp`" in axolotl.split("Left out, and said:")[1]
+    assert "It has the keys of the Trainer as well." in sections["TRL"]
+    assert "| `per_device_train_batch_size` |" in sections["Trainer"]

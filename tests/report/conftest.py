@@ -10,8 +10,7 @@ import pytest
 from zsim.report.report import JobFacts, MachineUse, Report, make_report, traced_step
 from zsim.report.step_work import StepWork
 from zsim.report.traffic import SentRow, TrafficRow
-from zsim.trace.stats import SimulationStats
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SimulationStats, Trace
 
 EXPERIMENT = {
     "model": "llama-3-70b",

@@ -18,8 +18,7 @@ from zsim.arrays import Floats
 from zsim.goodput.page import COLORS
 from zsim.report.critical.causes import CAUSES
 from zsim.report.views.meanings import EVIDENCE, MEMORY, WHOLE_STEP, Meaning, text_on
-from zsim.study.topologies.animation import SHADES
-from zsim.study.topologies.figures import PALETTE
+from zsim.study.topologies.figures import PALETTE, SHADES
 
 VISIONS: Mapping[str, list[list[float]]] = {
     "all three cones": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],

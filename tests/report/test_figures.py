@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+import zsim
 from tests.browser import as_plotly
 from zsim.report.memory import Ledger
+from zsim.report.offload import CAUSES
 from zsim.report.report import Report
 from zsim.report.views.html import figures
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import drive_timeline
+from zsim.report.views.html.report import html_report
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY, MEMORY, SPANS
+from zsim.report.views.tables import moved_table, offload_table
+from zsim.trace.drives import drive_rates
 from zsim.trace.trace import Trace
 
 
@@ -127,3 +136,108 @@ def test_figures_leave_text_and_background_to_the_page(make_step_report: Callabl
     figure = as_plotly(figures.step_breakdown(make_step_report()))
     assert figure.layout.paper_bgcolor == "rgba(0,0,0,0)"
     assert figure.layout.font.color is None
+
+
+# -- Figures of the pages, as plain data that plotly.js draws ----------------------------------------------
+
+
+LINE = {"width": 2, "color": "#C7362B"}
+
+
+def test_an_underscore_goes_one_attribute_down_and_keeps_what_is_there() -> None:
+    figure = Figure({"xaxis": {"title": {"font": {"size": 13}}}})
+    figure.add_bar(y=["a"], x=[1.5], marker_color="#112233")
+    figure.update_xaxes(title_text="GB", title_standoff=6)
+    figure.update_xaxes("xaxis2", anchor="y2")
+    assert figure.data == [{"type": "bar", "y": ["a"], "x": [1.5], "marker": {"color": "#112233"}}]
+    assert figure.layout == {
+        "xaxis": {"title": {"font": {"size": 13}, "text": "GB", "standoff": 6}},
+        "xaxis2": {"anchor": "y2"},
+    }
+
+
+def test_lines_and_bands_are_those_of_plotly() -> None:
+    """plotly's own figure is the reference, to the attribute."""
+    mine, theirs = Figure({}), go.Figure()
+    mine.add_vline(2.0, LINE, "capacity")
+    theirs.add_vline(x=2.0, line=LINE, annotation_text="capacity", annotation_position="top left")
+    mine.add_hline(3.0, LINE, "capacity")
+    theirs.add_hline(y=3.0, line=LINE, annotation_text="capacity", annotation_position="top left")
+    mine.add_vrect(1.0, 4.0, "forward", opacity=0.1, line_width=0)
+    theirs.add_vrect(
+        x0=1.0, x1=4.0, opacity=0.1, line_width=0, annotation_text="forward", annotation_position="inside top"
+    )
+    mine.add_hline(5.0, LINE)
+    theirs.add_hline(y=5.0, line=LINE)
+    for part in ("shapes", "annotations"):
+        assert mine.layout[part] == [dict(one.to_plotly_json()) for one in getattr(theirs.layout, part)]
+
+
+def test_arrays_are_typed_and_text_cannot_end_the_script() -> None:
+    """plotly.js reads the eight bytes of each number; plotly writes the same."""
+    figure = Figure({})
+    figure.add_scatter(x=np.array([0.5, 2.0]), y=[1, 2], name="</script>")
+    assert "</script>" not in figure.to_json()
+    assert json.loads(figure.to_json()) == figure.to_plotly_json()
+    assert figure.to_plotly_json()["data"] == go.Figure(figure.data).to_plotly_json()["data"]
+
+
+def test_plotly_refuses_what_plotly_js_does_not_know() -> None:
+    figure = Figure({})
+    figure.add_bar(x=[1], colour="red")
+    with pytest.raises(ValueError, match="colour"):
+        as_plotly(figure)
+
+
+# -- What the page shows of offloading ---------------------------------------------------------------------
+
+
+NVME = {"device": "nvme", "nvme_path": "/nvme"}
+
+
+@pytest.fixture(scope="module")
+def result() -> Any:
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3, "offload_optimizer": NVME}}
+    return zsim.simulate(
+        zsim.Experiment(
+            model="gpt2", cluster="dgx-h100", gpus=4,
+            training={"sequence_length": 256, "micro_batch_size": 1}, strategy={"config": config},
+        )
+    )  # fmt: skip
+
+
+def test_every_cause_of_a_stall_has_a_row_and_they_add_up(result: Any) -> None:
+    section = result.report.offload
+    waited = [f"stall: {cause}" for cause in CAUSES if section.stall_seconds.get(cause)]
+    tiers = [tier.tier for tier in section.tiers]
+    assert [row[0] for row in offload_table(result.report, section).rows] == [*waited, *tiers]
+    stall = result.report.breakdown.seconds["offload_stall"]
+    assert sum(section.stall_seconds.values()) == pytest.approx(stall)
+    assert section.stall_seconds["drive read"] > 0
+    assert section.stall_seconds["drive write"] > 0
+
+
+def test_bytes_are_those_of_the_report(result: Any) -> None:
+    work = {row[0] for row in moved_table(result.report.offload).rows}
+    assert {"GPU to host", "CPU work on memory", "read from NVMe", "written to NVMe"} <= work
+    assert "page-locked on each node" in work
+
+
+def test_what_the_drives_did_adds_up_to_what_was_moved(result: Any) -> None:
+    """The area under the node's rates is four ranks' bytes."""
+    rates = drive_rates(result.trace, 0)
+    assert rates is not None
+    lasting = np.diff(rates.seconds)
+    for direction in ("read", "write"):
+        area = float((getattr(rates, direction)[:-1] * lasting).sum())
+        assert area == pytest.approx(4 * result.report.offload.moved_bytes[f"nvme_{direction}"], rel=1e-6)
+    figure = as_plotly(drive_timeline(rates, result.report))
+    assert [line.name for line in figure.data] == ["NVMe read", "NVMe write"]
+
+
+def test_the_page_has_a_section_only_where_something_is_offloaded(result: Any) -> None:
+    page = html_report(result.report, result.trace)
+    assert '<section class="card" id="offload">' in page
+    assert 'data-plot="plot-drives"' in page
+    plain = zsim.simulate(zsim.Experiment(model="gpt2", cluster="dgx-h100", gpus=4))
+    assert 'id="offload"' not in html_report(plain.report, plain.trace)

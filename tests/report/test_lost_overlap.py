@@ -8,7 +8,7 @@ import pytest
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.ops import Collective, Group, Kernels, Op, Plan, Program
 from zsim.report.critical.path import critical_path
-from zsim.report.lost_overlap import queue_wait_seconds, shared_queues_note
+from zsim.report.limiting_sentence import queue_wait_seconds, shared_queues_note
 from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))

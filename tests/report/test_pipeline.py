@@ -23,7 +23,7 @@ from zsim.plan.actions import Action
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import Group, Plan
-from zsim.report.pipeline.schedule import Box, boxes
+from zsim.report.pipeline.bubbles import Box, boxes
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import ranges, rank_map
 from zsim.report.report import Report
@@ -416,10 +416,7 @@ def test_nodes_have_the_coordinates_of_their_experts_too() -> None:
     assert as_plotly(page.mesh_figure(found)).data[0].text[0][5] == "<b>5</b><br>P0 D2 T1 E2 ET1"
 
 
-@pytest.mark.parametrize(
-    ("numbers", "words"),
-    [([0, 1, 2, 3], "0-3"), ([5, 5], "5"), ([4, 0, 2], "0, 2, 4")],
-)
+@pytest.mark.parametrize(("numbers", "words"), [([0, 1, 2, 3], "0-3"), ([5, 5], "5"), ([4, 0, 2], "0, 2, 4")])
 def test_coordinates_are_written_as_ranges(numbers: Sequence[int], words: str) -> None:
     assert ranges(numbers) == words
 

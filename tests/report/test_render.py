@@ -19,8 +19,7 @@ from zsim.report.traffic import SentRow, TrafficRow
 from zsim.report.views.html.report import tiles
 from zsim.report.views.text.report import print_report
 from zsim.report.views.text.sentences import format_trust, missing_memory
-from zsim.trace.stats import SimulationStats
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SimulationStats, Trace
 from zsim.validated.features import Features
 from zsim.validated.validation import Validation
 
@@ -195,7 +194,4 @@ def test_fp8s_mfu_says_that_it_is_of_fp8s_peak(report: Callable[..., Report]) ->
     assert "of fp8's peak" in printed(fp8)
     assert "peak" not in next(line for line in printed(bf16).splitlines() if "MFU" in line)
     assert any("of fp8's peak" in small for label, _, small in tiles(fp8) if label == "MFU")
-    assert fp8.to_dict()["mfu_peak"] == {
-        "dtype": "fp8",
-        "flops_per_second": bf16.work.peak_flops_per_second,
-    }
+    assert fp8.to_dict()["mfu_peak"] == {"dtype": "fp8", "flops_per_second": bf16.work.peak_flops_per_second}

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from zsim.report.content import plain
+import zsim
+from zsim.errors import InputError
 from zsim.report.limiting_sentence import limiting_sentence, overlap_doubt_sentence
 from zsim.report.report import Report
+from zsim.report.settings import plain, sections
 from zsim.report.step_work import StepWork
 from zsim.report.traffic import TrafficRow
-from zsim.report.views.text.report import report_lines
-from zsim.trace.stats import SimulationStats
-from zsim.trace.trace import Trace
+from zsim.report.views.text.report import brief_lines, report_lines
+from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.tables import Experiment
+from zsim.trace.trace import SimulationStats, Trace
 
 KEYS = [
     "zsim_version", "experiment", "step_seconds", "tokens_per_second_per_gpu",
@@ -189,3 +193,139 @@ def test_a_step_that_mostly_waits_is_communication_bound(
     assert sentence == (
         "Communication-bound: 90 % exposed communication, mostly reduce-scatter (100 % of it); compute 10 %."
     )
+
+
+# -- The report in three lines, and the length of a run in samples and epochs ------------------------------
+
+
+SMALL: dict[str, Any] = {
+    "model": "gpt2", "cluster": "dgx-h100", "gpus": 8,
+    "training": {"sequence_length": 1024, "micro_batch_size": 2, "gradient_accumulation_steps": 3},
+}  # fmt: skip
+
+
+def test_three_lines_answer_fit_time_and_money() -> None:
+    """1e9 tokens at the step's rate; the money is the GPU-hours times the price."""
+    report = zsim.simulate(Experiment(**SMALL, cost={"tokens": 1e9, "gpu_hour_price": 2.0})).report
+    fit, step, run = brief_lines(report)
+    assert fit.startswith("FITS  ")
+    assert "% likely: gpt2, " in fit
+    low, high = report.step_seconds_range or (0.0, 0.0)
+    assert step.startswith("step ")
+    assert low < report.step_seconds < high
+    assert f"{report.tokens_per_second_per_gpu:,.0f} tokens/s/GPU" in step
+    minutes = 1e9 / report.step_tokens * report.step_seconds / 60
+    assert 2 < minutes < 120
+    assert run.startswith(f"1B tokens: {minutes:,.1f} min (")
+    assert run.endswith("USD")
+
+
+def test_less_than_one_step_takes_one() -> None:
+    """10 sequences of the step's 48, or 10,240 tokens of 49,152."""
+    report = zsim.simulate(Experiment(**SMALL, cost={"samples": 10, "gpu_hour_price": 2.0})).report
+    assert report.cost is not None
+    assert report.cost.days == pytest.approx(report.step_seconds / 86400)
+    assert report.cost.money == report.cost.step_money
+    *_, run = brief_lines(report)
+    seconds = f"{report.step_seconds:,.1f} s"
+    assert run.startswith(f"10,240 tokens, less than one step, which takes {seconds} (")
+
+
+def test_a_verdict_in_doubt_says_its_odds() -> None:
+    report = zsim.simulate(Experiment(**SMALL)).report
+    assert report.allocator is not None
+    short = replace(report, allocator=replace(report.allocator, retries=2))
+    assert short.verdict.word == "runs short"
+    fit, *_ = brief_lines(short)
+    assert f"{short.verdict.probability * 100:.0f} % that it fits" in " ".join(fit.split())
+
+
+def test_a_run_without_a_length_is_answered_for_a_billion_tokens() -> None:
+    *_, run = brief_lines(zsim.simulate(Experiment(**SMALL)).report)
+    assert run.startswith("1B tokens: ")
+    assert " ".join(run.split()).endswith("; --tokens N or --samples N")
+
+
+def test_samples_and_epochs_are_tokens_of_full_sequences() -> None:
+    """8 ranks with 2 sequences of 1,024 tokens, 3 times: 48 sequences a step. 4,800 of them, twice: 200
+    steps."""
+    report = zsim.simulate(Experiment(**SMALL, cost={"samples": 4800, "epochs": 2})).report
+    assert report.cost is not None
+    assert report.cost.tokens == 2 * 4800 * 1024
+    assert report.cost.days == pytest.approx(200 * report.step_seconds / 86400)
+
+
+def test_samples_of_padded_documents_are_the_documents_own_tokens() -> None:
+    """Lengths 256 and 768 equally often: a sample has 512 tokens, whatever the padding."""
+    lengths = {"documents": [256, 768], "batching": "padded"}
+    training = {**SMALL["training"], "lengths": lengths}
+    report = zsim.simulate(Experiment(**{**SMALL, "training": training}, cost={"samples": 1000})).report
+    assert report.cost is not None
+    assert report.cost.tokens == pytest.approx(512_000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ({"tokens": 1e9, "samples": 10}, "found both tokens and samples"),
+        ({"epochs": 3}, "found epochs of no data set"),
+        ({"samples": 0}, "cost.samples: found 0, expected greater than or equal to 1"),
+        ({"samples": 2.5}, "cost.samples: found 2.5, expected a whole number"),
+    ],
+)
+def test_lengths_that_contradict_are_refused(cost: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        build_experiment({**SMALL, "cost": cost}, {}, origin="test")
+
+
+# -- The experiment as sections with readable values -------------------------------------------------------
+
+
+def test_tables_become_sections_with_their_source_and_grade() -> None:
+    experiment = {"nodes": 2, "link": {"source": "a data sheet", "evidence": "measured", "bandwidth": 450e9}}
+    top = sections(experiment)
+    assert top.rows == [("nodes", "2")]
+    (link,) = top.children
+    assert (link.title, link.source, link.evidence) == ("link", "a data sheet", "measured")
+    assert link.rows == [("bandwidth", "450.00 GB/s")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("latency", 5e-7, "0.5 us"),
+        ("seconds_per_launch", 2e-6, "2.0 us"),
+        ("capacity", 80 * 10**9, "80.00 GB"),
+        ("bytes_per_second", 1e9, "1.00 GB/s"),
+        ("efficiency", 0.81, "81 %"),
+        ("max_fraction", 0.645, "64.5 %"),
+        ("sequence_length", 8192, "8,192"),
+        ("compile", False, "no"),
+        ("mesh", [2, 8], "2, 8"),
+        ("gradient_clipping", 1.0, "1"),
+    ],
+)
+def test_values_are_shown_with_the_unit_of_their_key(
+    key: str, value: bool | float | list[int], words: str
+) -> None:
+    assert sections({key: value}).rows == [(key.replace("_", " "), words)]
+
+
+def test_peaks_are_flops_per_second() -> None:
+    (peak,) = sections({"peak": {"bf16": 989.4e12}}).children
+    assert peak.rows == [("bf16", "989.40 TFLOP/s")]
+
+
+def test_what_is_not_set_is_left_out_and_lists_of_tables_are_numbered() -> None:
+    top = sections({"nvme": None, "extra": {}, "links": [{"kind": "switch"}, {"kind": "none"}]})
+    assert top.rows == []
+    assert [child.title for child in top.children] == ["links 1", "links 2"]
+
+
+def test_a_users_own_dotted_key_stays_as_written() -> None:
+    assert sections({"zero_optimization.stage": 3}).rows == [("zero_optimization.stage", "3")]
+
+
+def test_long_values_ask_for_a_line_of_their_own() -> None:
+    assert sections({"effect": "x" * 41}).has_long_values
+    assert not sections({"effect": "x" * 40}).has_long_values

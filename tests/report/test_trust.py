@@ -12,9 +12,14 @@ import pytest
 from tests.browser import Page, text_of
 from zsim.errors import InputError
 from zsim.report.report import Report
-from zsim.report.trust.evidence_items import evidence_items, fraction_by_grade
-from zsim.report.trust.measure import propose_measurements
-from zsim.report.trust.trust import TITLE, near_table, trust_of
+from zsim.report.trust.trust import (
+    TITLE,
+    evidence_items,
+    fraction_by_grade,
+    near_table,
+    propose_measurements,
+    trust_of,
+)
 from zsim.report.views.html.report import html_report
 from zsim.trace.trace import Trace
 from zsim.validated.features import Features

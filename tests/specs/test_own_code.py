@@ -24,7 +24,7 @@ from zsim.study.experiment_source import experiment_of
 from zsim.study.sweep.points import study_points
 from zsim.study.sweep.study_file import load_study
 from zsim.ui.form import make_form
-from zsim.ui.training_file import settings_of_file
+from zsim.ui.uploads import settings_of_file
 
 NAME = "left_here:made"
 FILE = f"""model = "{NAME}"

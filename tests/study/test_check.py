@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
+import re
 import shutil
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +25,7 @@ from zsim.comparison import planted
 from zsim.comparison.verdict import Tolerances
 from zsim.errors import InputError
 from zsim.study.check.check import CheckReport, run_check, sample
-from zsim.study.check.pinned import pinned_content, pinned_rows
-from zsim.study.check.rows import CheckRow, step_times
+from zsim.study.check.rows import CheckRow, pinned_content, pinned_rows, step_times
 from zsim.study.check.targets import find_targets
 from zsim.study.check.text import report_lines
 from zsim.study.measured.results import CheckResult, RowResult
@@ -110,10 +113,7 @@ PLANTED: dict[str, tuple[Callable[[list[Any]], object], str]] = {
         lambda calls: calls[0].__setitem__(1, 2 * calls[0][1]),
         "changed: call 1, all-gather of root (524.80 kB fp32, 2 ranks): bytes 524,800 planned, 1,049,600",
     ),
-    "a swapped order": (
-        lambda calls: calls.insert(0, calls.pop()),
-        "reduce-scatter",
-    ),
+    "a swapped order": (lambda calls: calls.insert(0, calls.pop()), "reduce-scatter"),
 }
 
 
@@ -550,3 +550,54 @@ def test_the_rows_of_tables_are_written_as_experiments(tmp_path: Path) -> None:
     assert (result.exit_code, result.output) == (0, f"1 experiment in {tmp_path / 'files'}\n")
     assert zsim.load_experiment(tmp_path / "files" / "march-1.toml").cluster == "dgx-h100"
     assert CliRunner().invoke(app, words).exit_code != 0
+
+
+# -- The recipe about regressions runs as it stands, and prints what it shows ------------------------------
+
+
+RECIPE = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "regression-check.md"
+BLOCKS = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```)?", re.DOTALL)
+
+
+def printed(code: str, names: dict[str, Any]) -> str:
+    """What a block prints, at the width of the page."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        exec(compile(code, RECIPE.name, "exec"), names)
+    lines = [
+        "\n".join(textwrap.wrap(line, 110, subsequent_indent="    ", break_on_hyphens=False))
+        for line in text.getvalue().splitlines()
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def test_the_recipe_prints_what_it_shows(request: pytest.FixtureRequest) -> None:
+    """`--update` writes today's output into the page."""
+    names: dict[str, Any] = {}
+    page = RECIPE.read_text(encoding="utf-8")
+    blocks = list(BLOCKS.finditer(page))
+    assert len(blocks) == 6
+    for block in reversed([(block, printed(block["code"], names)) for block in blocks]):
+        match, output = block
+        if match["output"] is None:
+            assert output == ""
+        elif request.config.getoption("--update"):
+            start, end = match.span("output")
+            page = page[:start] + output + page[end:]
+        else:
+            assert match["output"] == output
+    if request.config.getoption("--update"):
+        RECIPE.write_text(page, encoding="utf-8")
+
+
+def test_every_planted_fault_is_named_on_the_page() -> None:
+    page = RECIPE.read_text(encoding="utf-8")
+    for words in (
+        "\ndropped: all-gather",
+        "\nchanged: call 21",
+        "\norder: all-gather",
+        "every call 1.10 times",
+    ):
+        assert words in page
+    assert "holds back" in page
+    assert "\ninconclusive\n" in page

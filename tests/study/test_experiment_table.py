@@ -10,8 +10,7 @@ import zsim
 from zsim.errors import InputError
 from zsim.study.check.check import run_check
 from zsim.study.check.targets import find_targets
-from zsim.study.measured.experiment_files import write_run_experiments
-from zsim.study.measured.experiment_table import predict_run, read_experiment_runs
+from zsim.study.measured.experiment_table import predict_run, read_experiment_runs, write_run_experiments
 from zsim.study.measured.results import RowResult
 
 KEYS = "row_id,model,cluster,gpus,training.sequence_length,training.compile,strategy.kind"

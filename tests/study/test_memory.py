@@ -91,11 +91,7 @@ def _kept_by_block(**training: Any) -> dict[int, int]:
 def test_half_the_blocks_run_again_between_none_and_all() -> None:
     seconds = [
         zsim.simulate(experiment({"kind": "fsdp2"}, **training)).report
-        for training in (
-            {},
-            {"block_checkpointing": {"0-7": "full"}},
-            {"activation_checkpointing": "full"},
-        )
+        for training in ({}, {"block_checkpointing": {"0-7": "full"}}, {"activation_checkpointing": "full"})
     ]
     none, half, full = (report.step_seconds for report in seconds)
     assert none < half < full

@@ -13,7 +13,7 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.study.advice import simulate
 from zsim.study.needs import Need, offload_need, offload_needs
 from zsim.study.search import least_factor
-from zsim.study.sensitivity.knobs import HARDWARE
+from zsim.study.sensitivity.sensitivity import HARDWARE
 from zsim.units import format_seconds
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}

@@ -11,7 +11,7 @@ import pytest
 import zsim
 from validation.cases.cases import case_rows
 from zsim.errors import InputError
-from zsim.study.check import cases
+from zsim.study.check import targets
 
 RECORDED = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero2-even-2ranks" / "summary.json"
 CLUSTER = 'schema = 1\nextends = "cpu-gloo"\nname = "this machine"\n'
@@ -90,6 +90,6 @@ def test_outside_of_a_checkout_a_recorded_case_is_refused_in_one_sentence(
 ) -> None:
     path = tmp_path / "case.json"
     path.write_text(json.dumps({"case": {}, "calls": [], "peak_bytes": {}}))
-    monkeypatch.setattr(cases, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(targets, "CHECKOUT", tmp_path)
     with pytest.raises(InputError, match="their checks come with the source checkout only"):
-        cases.case_rows("case", path, json.loads(path.read_text()))
+        targets.case_rows("case", path, json.loads(path.read_text()))

@@ -10,11 +10,9 @@ import pytest
 import zsim
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
-from zsim.notebook.renting import RentResult
 from zsim.specs.experiment.load import change_experiment
 from zsim.study.rent.question import usual_batch
-from zsim.study.rent.rent import search_clusters
-from zsim.study.rent.text import rent_lines
+from zsim.study.rent.rent import RentResult, search_clusters
 from zsim.study.tune.evaluate import Evaluator
 
 SMALL = {"model": "llama-3.2-1b", "sequence_length": 1024, "jobs": 1}
@@ -146,7 +144,7 @@ def test_a_cluster_that_costs_much_more_by_a_lower_bound_is_not_simulated(rents:
     full = next(offer for offer in rents.offers if offer.cluster == "aws-p5")
     assert 1.25 * cheapest.outlay < skipped.least_outlay <= full.outlay
     found = replace(rents, searches=list(searches.values()))
-    assert "dearer by a lower bound, in USD: aws-p5 (from 0." in " ".join(rent_lines(found))
+    assert "dearer by a lower bound, in USD: aws-p5 (from 0." in " ".join(found.lines())
 
 
 def test_a_gpu_is_rented_by_its_name() -> None:

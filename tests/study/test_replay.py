@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import simpy
 import zsim
 from tests.conftest import KinetoBuilder
 from tests.expect import about, there
+from zsim.errors import NotSimulatedError
 from zsim.fabric.fabric import Fabric
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Collective, Group
@@ -22,7 +26,7 @@ from zsim.specs.topology.topology import Topology
 from zsim.study.replay.replay import Replay
 from zsim.study.replay.what_if import is_matrix_product, recorded_gpu
 from zsim.trace.chrome.write import write_chrome_traces
-from zsim.trace.trace import SpanInfo, Trace
+from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 GLOO = Path(__file__).resolve().parents[2] / "traces" / "gloo"
 TRAINING = {"sequence_length": 2048, "compile": True}  # the GPU is the limit
@@ -475,3 +479,121 @@ def test_one_recorded_step_has_one_length_and_what_is_a_ranks_own_is_said() -> N
     assert not any("is the slowest when replayed" in note for note in result.notes)
     comparison = zsim.compare(trace, trace)
     assert "it took rank 0, whose times are compared, 43.94 ms" in comparison.notes[-1]
+
+
+# -- The recipe about replaying runs as it stands; what it claims, it asserts ------------------------------
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_recipe_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "recipes" / "replay.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "replay.md", "exec"), names)
+    assert len(blocks) == 3
+    recorded = zsim.replay(zsim.read_trace("traces/gloo/zero3-even-2ranks")).recorded_seconds
+    assert f"recorded {recorded * 1e3:.1f} ms" in capsys.readouterr().out
+
+
+# -- Simulated pipelines, tensor and context parallel steps, replayed on a cluster -------------------------
+
+
+UNTIED = Path(__file__).resolve().parents[1] / "golden" / "model.json"
+MEGATRON: dict[str, Any] = {"kind": "megatron"}
+TITAN: dict[str, Any] = {"kind": "fsdp2"}
+SLOW: dict[str, Any] = {
+    "extends": "dgx-h100",
+    "nic": {"bandwidth": "10 Gb/s", "source": "a test", "evidence": "assumed"},
+}
+# (strategy, parallelism, nodes); models of gpt2's size are bound by their host
+JOBS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "two stages": (MEGATRON, {"pipeline": 2}, 1),
+    "four stages, tied embeddings": (MEGATRON, {"pipeline": 4}, 1),
+    "stages on two nodes": (MEGATRON, {"pipeline": 2}, 2),
+    "interleaved": (MEGATRON, {"pipeline": 4, "virtual_stages": 3}, 1),
+    "tensor and pipeline": (MEGATRON, {"pipeline": 2, "tensor": 2, "sequence_parallel": True}, 1),
+    "distributed optimizer on two nodes": ({**MEGATRON, "distributed_optimizer": True}, {"pipeline": 2}, 2),
+    "context": (MEGATRON, {"context": 2}, 1),
+    "context and pipeline": (MEGATRON, {"context": 2, "pipeline": 2}, 1),
+    "DeepSpeed's": ({"kind": "deepspeed", "stage": 1}, {"pipeline": 2}, 1),
+    "torchtitan's": (TITAN, {"pipeline": 2}, 1),
+    "torchtitan's, interleaved": (TITAN, {"pipeline": 2, "schedule": "interleaved-1f1b"}, 2),
+    "torchtitan's, zero bubble": (TITAN, {"pipeline": 2, "schedule": "interleaved-zero-bubble"}, 1),
+}
+
+
+def untied(folder: Path) -> Path:
+    """A small model of eight layers that torchtitan may cut into stages."""
+    config = json.loads(UNTIED.read_text())
+    path = folder / "model" / "config.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**config, "num_hidden_layers": 8}))
+    return path
+
+
+def job(name: str, folder: Path, cluster: str | dict[str, Any] = "dgx-h100") -> zsim.Experiment:
+    strategy, parallelism, nodes = JOBS[name]
+    return zsim.Experiment(
+        model=str(untied(folder)) if strategy == TITAN else "gpt2",
+        cluster=cluster,
+        nodes=nodes,
+        training={"sequence_length": 512, "gradient_accumulation_steps": 4},
+        strategy=strategy,
+        parallelism=parallelism,
+    )
+
+
+def written(name: str, folder: Path) -> tuple[Trace, Trace]:
+    """The simulated step, and what is read from its files."""
+    step = zsim.simulate(job(name, folder)).trace
+    write_chrome_traces(step, folder / "trace")
+    return step, zsim.read_trace(folder / "trace")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_pipeline_gives_its_step_back(name: str, tmp_path: Path) -> None:
+    """Every stage waits for the others: one of them alone would be short by its bubble."""
+    step, trace = written(name, tmp_path)
+    assert zsim.replay(trace).step_seconds == pytest.approx(step.step_seconds, abs=1e-6)
+    for found in (trace, step):
+        replay = zsim.replay(found, cluster="dgx-h100")
+        assert replay.step_seconds == pytest.approx(step.step_seconds, abs=1e-6)
+        assert replay.unexplained_seconds == 0.0
+    assert set(replay.replayed.ranks.tolist()) == set(step.ranks.tolist())
+
+
+@pytest.mark.parametrize("name", ["stages on two nodes", "distributed optimizer on two nodes"])
+def test_a_slower_network_takes_what_a_simulation_of_a_pipeline_takes(name: str, tmp_path: Path) -> None:
+    step, trace = written(name, tmp_path)
+    expected = zsim.simulate(job(name, tmp_path, SLOW)).trace.step_seconds
+    assert expected > 1.04 * step.step_seconds
+    assert zsim.replay(trace, cluster=SLOW).step_seconds == pytest.approx(expected, rel=0.02)
+
+
+def test_a_pipeline_on_other_gpus_is_refused(tmp_path: Path) -> None:
+    """More replicas would be other pairs, and more stages another model on each."""
+    _, trace = written("two stages", tmp_path)
+    with pytest.raises(NotSimulatedError, match=r"zsim run --gpus 16"):
+        zsim.replay(trace, cluster="dgx-h100", gpus=16)
+
+
+@pytest.mark.parametrize("name", ["two stages", "interleaved", "DeepSpeed's"])
+def test_one_rank_of_a_pipeline_keeps_the_time_of_its_sends(name: str, tmp_path: Path) -> None:
+    """As `zsim run --out` writes it: what the others do is in no file, but how long it was waited for."""
+    step, _ = written(name, tmp_path)
+    replay = zsim.replay(zsim.read_trace(tmp_path / "trace" / "rank0.json.gz"), cluster="dgx-h100")
+    assert replay.step_seconds == pytest.approx(step.step_seconds, rel=0.02)
+    assert any("send and recv take their recorded time" in note for note in replay.notes)
+
+
+def test_sends_without_sides_keep_their_time(tmp_path: Path) -> None:
+    """As in torch's recordings: one rank stands for all, and the replay says so."""
+    _, trace = written("two stages", tmp_path)
+    bare = replace(trace, infos=SpanInfos(info._replace(messages=()) for info in trace.infos))
+    replay = zsim.replay(bare, cluster="dgx-h100")
+    assert any("send and recv take their recorded time" in note for note in replay.notes)
+    assert any("represents all ranks" in note for note in replay.notes)

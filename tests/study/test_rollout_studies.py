@@ -107,9 +107,7 @@ def test_the_options_of_the_best_lead_to_it() -> None:
 
 def test_kept_axes_stay() -> None:
     layouts = tune_rollout(
-        experiment(placement="async"),
-        keep=("placement", "engine", "utilization"),
-        simulator=simulator(),
+        experiment(placement="async"), keep=("placement", "engine", "utilization"), simulator=simulator()
     )
     assert {one.placement for one in layouts.candidates} == {"async"}
     assert sorted(one.result.job.rollout_gpus for one in layouts.candidates) == [1, 2, 3, 4, 5, 6, 7]

@@ -18,7 +18,7 @@ from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.scaling.page import causes, scaling_dict, scaling_page
+from zsim.study.scaling.result import causes, range_of_efficiency, scaling_dict, scaling_page, sentences
 from zsim.study.scaling.scaling import (
     EfficiencyChange,
     Scaling,
@@ -27,7 +27,6 @@ from zsim.study.scaling.scaling import (
     parse_counts,
     run_scaling,
 )
-from zsim.study.scaling.text import range_of_efficiency, sentences
 from zsim.study.search import largest_fitting
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range, shipped_bound
 
@@ -80,8 +79,7 @@ def test_what_is_no_list_of_counts_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "found"),
-    [("weak", [(8, 1, 8), (16, 1, 8)]), ("strong", [(8, 1, 32), (16, 1, 16)])],
+    ("mode", "found"), [("weak", [(8, 1, 8), (16, 1, 8)]), ("strong", [(8, 1, 32), (16, 1, 16)])]
 )
 def test_a_batch_given_for_all_gpus_is_kept_by_gpu_or_in_all(tmp_path: Path, mode: str, found: Any) -> None:
     """256 sequences on the experiment's 32 GPUs are 8 for each: every count was refused, since the batch was

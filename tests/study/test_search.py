@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.study.search import least_count, least_number
+import zsim
+from zsim.study.search import least_count, least_gpus, least_number
 
 
 @pytest.mark.parametrize("least", [*range(12), 99])
@@ -81,3 +82,20 @@ def test_the_least_allowed_count_is_that_of_trying_all(drops: list[int], place: 
     every = [count for count in allowed[1:] if loads[counts.index(count)] <= 1]
     found = least_count(lambda count: loads[counts.index(count)], counts, allowed.__contains__)
     assert found == (every[0] if every else None)
+
+
+# -- The least GPUs that would do --------------------------------------------------------------------------
+
+
+def test_numbers_of_gpus_that_a_plan_refuses_are_passed_over() -> None:
+    """Hybrid FSDP1 with two replicas has no plan on two GPUs, where one rank is left to a group."""
+    experiment = zsim.Experiment(
+        model="gpt2-xl",
+        cluster="dgx-a100-40gb",
+        nodes=2,
+        training={"sequence_length": 1024, "micro_batch_size": 16},
+        strategy={"kind": "fsdp1", "sharding_strategy": "HYBRID_SHARD", "replicate": 2},
+    )
+    assert not zsim.simulate(experiment).report.fits
+    found = least_gpus(experiment)
+    assert found is None or found > 2

@@ -20,12 +20,6 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
-from zsim.study.sensitivity.knobs import HARDWARE, software_numbers
-from zsim.study.sensitivity.page import (
-    sensitivity_dict,
-    sensitivity_page,
-    tornado,
-)
 from zsim.study.sensitivity.requirements import (
     Requirement,
     excluded_resources,
@@ -33,14 +27,19 @@ from zsim.study.sensitivity.requirements import (
     parse_target,
     requirements,
 )
+from zsim.study.sensitivity.result import (
+    SensitivityResult,
+    sensitivity_page,
+    tornado,
+)
 from zsim.study.sensitivity.sensitivity import (
-    Sensitivity,
+    HARDWARE,
     SensitivityBar,
     Variation,
     hardware_variations,
     run_sensitivity,
+    software_numbers,
 )
-from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
 
 H100 = load_cluster("dgx-h100")
 CPU_OFFLOAD = {
@@ -134,11 +133,7 @@ def test_a_stated_spread_is_taken_instead_of_the_default() -> None:
     """NVLink's efficiency of 0.81 was measured as 0.803 to 0.822; the slowdown of 1.2 is 1.14 to 1.32."""
     turns = {turn.name: turn for turn in hardware_variations(H100, 0.2)}
     link, slowdown = turns["NVLink efficiency"], turns["slowdown beside collectives"]
-    assert (link.is_spread_stated, link.low, link.high) == (
-        True,
-        about(0.803 / 0.81),
-        about(0.822 / 0.81),
-    )
+    assert (link.is_spread_stated, link.low, link.high) == (True, about(0.803 / 0.81), about(0.822 / 0.81))
     assert (slowdown.low, slowdown.high) == (about(0.7), about(1.6))
     assert (turns["HBM bandwidth"].is_spread_stated, turns["HBM bandwidth"].low) == (False, 0.8)
     assert turns["network efficiency"].high == pytest.approx(1 / 0.95)
@@ -320,7 +315,10 @@ def test_the_memory_that_a_job_needs_comes_from_its_plan() -> None:
 # -- pages -----------------------------------------------------------------------------------------------
 
 
-def by_hand() -> Sensitivity:
+NEEDS = [Requirement("HBM", "GB/s", 3.0, 4.5, 5.0), Requirement("card", "GB/s", 3.0, None, 9.9)]
+
+
+def by_hand() -> SensitivityResult:
     """A step of 10 s; memory takes it to 12 and 9, the card to 10.5 and 10, the drives nowhere."""
     changes = ({"cluster.x": "1 B/s"}, {"cluster.x": "2 B/s"})
     turns = [
@@ -328,9 +326,10 @@ def by_hand() -> Sensitivity:
         for name in ("HBM", "card", "drives")
     ]
     ends = [(12.0, 9.0, None), (10.5, 10.0, None), (10.0, 10.0, None)]
-    return Sensitivity(
-        "by hand", 10.0, 0.2, tuple(SensitivityBar(t, *e) for t, e in zip(turns, ends, strict=True))
-    )
+    return SensitivityResult(
+        "by hand", 10.0, 0.2, tuple(SensitivityBar(t, *e) for t, e in zip(turns, ends, strict=True)),
+        requirements=NEEDS, target="step_seconds=8",
+    )  # fmt: skip
 
 
 def test_the_tornado_shows_what_has_an_effect() -> None:
@@ -340,14 +339,8 @@ def test_the_tornado_shows_what_has_an_effect() -> None:
     assert list(up.x) == pytest.approx([-10.0, 0.0])
 
 
-NEEDS = [
-    Requirement("HBM", "GB/s", 3.0, 4.5, 5.0),
-    Requirement("card", "GB/s", 3.0, None, 9.9),
-]
-
-
 def test_the_json_has_the_bars_and_the_needs() -> None:
-    content = json.loads(json.dumps(sensitivity_dict(by_hand(), NEEDS, "step_seconds=8")))
+    content = json.loads(json.dumps(by_hand().to_dict()))
     assert content["numbers"][0]["low_step_seconds"] == 12.0
     assert content["numbers"][0]["low_settings"] == {"cluster.x": "1 B/s"}
     assert [need["needed"] for need in content["requirements"]] == [4.5, None]
@@ -361,10 +354,10 @@ def test_what_is_printed_fits_80_columns() -> None:
     refused = SensitivityBar(
         found.bars[2].variation, None, None, "cluster.x: found 1, expected " + "more " * 20
     )
-    found = replace(found, bars=(SensitivityBar(turn, 25.0, 9.0, None), found.bars[1], refused))
     needs = [*NEEDS, Requirement("network efficiency", "", 0.95, None, 9.5, 1.0)]
     left_out = {"peak arithmetic": "a reason of many words " * 5}
-    text = "\n".join([*sensitivity_lines(found), *requirement_lines(needs, "mfu=0.5", left_out)])
+    bars = (SensitivityBar(turn, 25.0, 9.0, None), found.bars[1], refused)
+    text = str(replace(found, bars=bars, requirements=needs, target="mfu=0.5", left_out=left_out))
     assert max(map(len, text.splitlines())) <= 80
     assert f"{name}  12,345.6 GB/s read " in text
     assert "card  " in text
@@ -376,7 +369,7 @@ def test_what_is_printed_fits_80_columns() -> None:
 
 @in_browser
 def test_the_page_is_alive(tmp_path: Path) -> None:
-    dom = check_page(sensitivity_page(by_hand(), NEEDS, "step_seconds=8"), ["tornado"], tmp_path)
+    dom = check_page(sensitivity_page(by_hand()), ["tornado"], tmp_path)
     assert "10.000 s per step; most depends on HBM, card." in dom
     assert "What would have to be true for step_seconds=8" in dom
     assert "cluster.x" in dom

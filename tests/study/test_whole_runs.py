@@ -10,9 +10,8 @@ import pytest
 
 import zsim
 from tests.expect import there
-from zsim.study.scaling.page import scaling_dict, scaling_page
-from zsim.study.scaling.runs import run_lines
-from zsim.study.scaling.scaling import run_scaling
+from zsim.study.scaling.result import scaling_dict, scaling_page
+from zsim.study.scaling.scaling import run_lines, run_scaling
 from zsim.study.sensitivity.runs import run_bar_dict, run_bar_lines, run_bar_section, run_sensitivity_of
 from zsim.study.sweep.study_file import load_study
 from zsim.study.sweep.sweep import run_sweep

@@ -140,10 +140,7 @@ def test_a_step_ends_with_its_last_kernel_and_the_next_begins_there(
     file.launch("a", 1, 5, 55)
     file.launch("b", 11, 60, 40)
     trace = zsim.read_trace(file.write(tmp_path / "rank0.json"))
-    assert [(s.number, s.seconds) for s in trace.steps] == [
-        (1, about(60e-6)),
-        (2, about(40e-6)),
-    ]
+    assert [(s.number, s.seconds) for s in trace.steps] == [(1, about(60e-6)), (2, about(40e-6))]
     second = trace.select_step(2)
     assert second.start_seconds.tolist() == pytest.approx([0.0])
     assert second.step_seconds == pytest.approx(40e-6)

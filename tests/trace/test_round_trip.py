@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import zsim
 from tests.expect import there
 from zsim.report.breakdown import step_breakdown
 from zsim.trace.chrome.write import write_chrome_trace, write_chrome_traces
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SpanInfo, SpanInfos, Trace, kind_mask
 
 
 def deepspeed(stage: int, **zero: Any) -> dict[str, Any]:
@@ -150,3 +151,23 @@ def test_where_an_allocator_that_runs_short_held_the_host_up_comes_back_and_is_r
     assert sum(end - start for _, start, end in late) == pytest.approx(
         sum(end - max(start, middle) for _, start, end in read.allocator_blocks if end > middle)
     )
+
+
+# -- The distinct ops of a trace, and what is derived from them once ---------------------------------------
+
+
+INFOS = SpanInfos([SpanInfo("mm", "compute", "compute"), SpanInfo("gather", "all_gather", "nccl")])
+
+
+def test_what_is_derived_from_ops_is_derived_once() -> None:
+    gathers = INFOS.memoize(kind_mask, frozenset({"all_gather"}))
+    assert gathers.tolist() == [False, True]
+    assert INFOS.memoize(kind_mask, frozenset({"all_gather"})) is gathers
+
+
+def test_ops_are_sent_to_other_processes_without_what_was_derived() -> None:
+    INFOS.memoize(kind_mask, frozenset({"compute"}))
+    sent = pickle.loads(pickle.dumps(INFOS))
+    assert sent == INFOS
+    assert type(sent) is SpanInfos
+    assert not sent._derived

@@ -16,7 +16,7 @@ import pytest
 from tests.browser import chromium, in_browser, listen
 from tests.ui.test_form import made
 from zsim.specs.experiment.load import change_experiment
-from zsim.ui import serve
+from zsim.ui import app as serve
 from zsim.ui.app import make_app
 
 SOON = 120_000  # milliseconds that a busy machine may take

@@ -18,7 +18,7 @@ import pytest
 
 from tests.ui.test_form import made
 from zsim.errors import InputError
-from zsim.ui import serve
+from zsim.ui import app as serve
 from zsim.ui.app import make_app
 from zsim.ui.words import run_safely
 

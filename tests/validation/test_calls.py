@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.comparison.call_lists import fold, unfold
-from zsim.comparison.calls import Call
+from zsim.comparison.calls import Call, fold, unfold
 
 GATHER = Call("all_gather", 800, "bf16", 8, 1, module="layers.0")
 REDUCE = Call("reduce_scatter", 1600, "fp32", 8, 1, module="layers.0")

@@ -17,7 +17,7 @@ from zsim.devices.allocator import AllocatorCounts
 from zsim.engine.allocation import Allocation
 from zsim.engine.simulate import simulate_job
 from zsim.study.measured.prediction import StepPrediction, predict_step
-from zsim.study.measured.statistics import error_figures
+from zsim.study.measured.results import error_figures
 
 HEADER = (
     "row_id,source,n_layers,hidden,n_heads,ffn,mlp_type,vocab,tied_emb,seq_len,gpu,n_gpus,gpus_per_node,strategy,"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from validation.rl.__main__ import main
+from validation.rl.__main__ import main, placement_pairs
 from validation.rl.calibration import main as print_constants
+from validation.rl.predict import RowPrediction
 from validation.rl.steps import row_experiment
 from validation.rl.table import RlRow
 from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
@@ -98,18 +99,51 @@ def test_constants_come_from_rows_to_calibrate_with_alone(
 
 
 def test_the_first_benchmarks_of_prime_rl_copy_weights_to_the_host(tmp_path: Path) -> None:
-    """1.24 billion parameters in 16 bits at 6 GB/s, and no optimizer states."""
+    """1.24 billion parameters in 16 bits at 6 GB/s, and no optimizer states. The host reads the positions of
+    16 samples of a replica one by one, a kernel and a copy for each of 1,024 tokens."""
     row = {
         **STEP, "framework": "prime-rl", "version": "Jan 2026", "algorithm": "RL trainer only, full",
         "total_len_max": "1024", "offload": "optimizer states on CPU", "placement": "split",
         "gpu_split": "train 8 / gen 0",
     }  # fmt: skip
-    later = {**row, "row_id": "b", "version": "Jun 2026"}
-    whole, moved = (content["predicted_phases_seconds"] for content in predict(tmp_path, row, later))
-    step = Simulator().job(row_experiment(RlRow("a", row, False), Library()).experiment)
+    (predicted,) = (content["predicted_phases_seconds"] for content in predict(tmp_path, row))
+    asked = row_experiment(RlRow("a", row, False), Library())
+    assert not row_experiment(RlRow("b", {**row, "version": "Jun 2026"}, False), Library()).read_tokens
+    step = Simulator().job(asked.experiment)
+    assert asked.read_tokens == 16 * 1024
+    reading = 2 * step.cluster.host.seconds_per_launch * asked.read_tokens
     assert not step.strategy.offload_states  # type: ignore[attr-defined]
-    assert whole["training"] - moved["training"] < 2 * step.model.numel / 6e9  # type: ignore[index]
-    assert whole["training"] > 2 * step.model.numel / 6e9  # type: ignore[index]
+    copying = 2 * step.model.numel / 6e9
+    assert predicted["training"] > copying + reading  # type: ignore[index]
+
+
+def test_a_trainer_alone_has_the_memory_that_torch_reserves(tmp_path: Path) -> None:
+    row = {
+        **STEP, "algorithm": "RL trainer only, full", "total_len_max": "1024", "peak_mem_gib": "10",
+        "gpu_split": "train 8 / gen 0", "placement": "split",
+    }  # fmt: skip
+    (content,) = predict(tmp_path, row)
+    assert content["measured_peak_bytes"] == 10 * 2**30
+    assert isinstance(content["predicted_peak_bytes"], int)
+    assert content["predicted_peak_bytes"] > 1.24e9 * 16 / 8
+
+
+def prediction(row_id: str, placement: str, gpus: int, measured: float, predicted: float) -> RowPrediction:
+    return RowPrediction(
+        row_id, "s", "report", "predicted", placement=placement, gpus=gpus, batch=("m",),
+        measured_seconds=measured, predicted_seconds=predicted,
+    )  # fmt: skip
+
+
+def test_the_faster_placement_is_that_of_fewer_gpu_seconds() -> None:
+    """8 GPUs for 10 s against 8 for 9 s, and against 16 for 6 s."""
+    colocated = prediction("a", "colocated", 8, 10.0, 10.0)
+    split, asynchronous = prediction("b", "split", 8, 9.0, 11.0), prediction("c", "async", 16, 6.0, 7.0)
+    pairs = placement_pairs([colocated, split, asynchronous])
+    assert [(pair.first.row_id + pair.second.row_id, pair.is_right) for pair in pairs] == [
+        ("ab", False), ("ac", True), ("bc", True),
+    ]  # fmt: skip
+    assert [pair.is_same_gpus for pair in pairs] == [True, False, False]
 
 
 def test_the_cards_of_a_row_are_its_own() -> None:

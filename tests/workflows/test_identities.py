@@ -18,6 +18,7 @@ from zsim.engine.simulator import Simulator
 from zsim.frameworks.verl.workflow import RELOAD_BANDWIDTH
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.rl.table import RlLengthsTable
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.workflows.rl.framework import Offloads
 from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
@@ -212,6 +213,27 @@ def test_a_resident_reference_is_a_shard_of_16_bits_everywhere() -> None:
         difference = with_one.memory[phase].total - without.memory[phase].total
         assert difference == pytest.approx(shard, rel=0.01)
     assert result_of(reference="host").memory["rollout"].total == without.memory["rollout"].total
+
+
+@pytest.mark.parametrize(
+    ("framework", "strategy", "size", "shards"),
+    [
+        ("nemo-rl", {"kind": "fsdp2"}, 2, 8),
+        ("nemo-rl", {"kind": "megatron", "distributed_optimizer": True}, 2, 1),
+        ("openrlhf", {"kind": "deepspeed", "stage": 3}, 2, 8),
+        ("trl", {"kind": "deepspeed", "stage": 3}, 2, 8),
+        ("trl", {"kind": "fsdp2"}, 4, 8),
+    ],
+)
+def test_a_reference_is_cut_as_the_actors_parameters_are(
+    framework: str, strategy: dict[str, Any], size: int, shards: int
+) -> None:
+    """In 16 bits, but for TRL's, which has the type of the actor's: fp32 under FSDP."""
+    asked = experiment(framework=framework, reference="resident")
+    asked = Experiment.model_validate({**asked.model_dump(exclude_unset=True), "strategy": strategy})
+    result = simulate_rl(asked, simulator())
+    reference = result.memory["training"].by_category["reference"]
+    assert reference == pytest.approx(size * result.job.update_job.model.numel / shards, rel=0.01)
 
 
 def test_an_engine_keeps_to_its_part_of_the_memory() -> None:

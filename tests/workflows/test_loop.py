@@ -218,6 +218,15 @@ def test_contradictions_are_refused_by_name(rl: dict[str, Any], message: str) ->
         resolved(**rl)
 
 
+@pytest.mark.parametrize(("gpus", "nearest"), [(4, "8"), (10, "8 or 16")])
+def test_a_rollout_that_leaves_parts_of_nodes_names_those_that_do_not(gpus: int, nearest: str) -> None:
+    """Of 24 GPUs 20 and 14 are left."""
+    three = experiment(placement="split", rollout={"gpus": gpus}).model_copy(update={"nodes": 3})
+    message = rf"found {gpus} of 24 GPUs, which leaves {24 - gpus} to training, .* expected {nearest}$"
+    with pytest.raises(InputError, match=message):
+        resolve_rl(three, simulator())
+
+
 def test_what_is_not_simulated_says_so() -> None:
     with pytest.raises(NotSimulatedError, match=r"rl.over_sampling with placement 'async': is not"):
         resolved(placement="async", over_sampling=2.0)

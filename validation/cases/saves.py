@@ -11,12 +11,11 @@ from typing import Any
 
 from zsim.api import simulate
 from zsim.comparison.verdict import judge
-from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import cost_of
-from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.machine import overlapped_step
-from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates
+from zsim.goodput.checkpoints.framework import saved_files
+from zsim.goodput.checkpoints.machine import PlanningRates, SavingRates, overlapped_step
 from zsim.goodput.checkpoints.saved import SavedFiles
+from zsim.goodput.scenario import Checkpoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable

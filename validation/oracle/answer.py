@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from validation.oracle.case import Case
-from zsim.comparison.call_lists import fold, unfold
-from zsim.comparison.calls import Call
+from zsim.comparison.calls import Call, fold, unfold
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,13 @@ from validation.published.strangers_page import strangers_lines
 from validation.published.table import read_runs
 from validation.published.validation_rows import validated_runs_of
 from zsim.study.check.baseline import Baseline, read_baseline
-from zsim.study.measured.error_summary import error_summaries, overall_error_summary, table_lines
-from zsim.study.measured.results import CheckResult, RowResult
-from zsim.study.measured.statistics import error_figures, summarise
-from zsim.study.measured.text import markdown_lines
+from zsim.study.measured.error_summary import (
+    error_summaries,
+    markdown_lines,
+    overall_error_summary,
+    table_lines,
+)
+from zsim.study.measured.results import CheckResult, RowResult, error_figures, summarise
 from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, read_validated
 from zsim.version import __version__
 

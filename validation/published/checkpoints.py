@@ -19,7 +19,7 @@ from typing import Any
 
 from zsim.api import simulate
 from zsim.goodput.checkpoints.cost import cost_of
-from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import OverlappedStep, overlapped_step
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.closed_forms import best_work_seconds
 from zsim.goodput.goodput import simulate_run
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile, run_seeds
-from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
+from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.report.fit import fit_of
 from zsim.specs.experiment.load import change_experiment, load_experiment

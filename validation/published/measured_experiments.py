@@ -30,7 +30,7 @@ from validation.published.sources import changes_of_source
 from zsim.errors import InputError, ZsimError
 from zsim.report.fit import memory_figures
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.measured.statistics import error_figures
+from zsim.study.measured.results import error_figures
 from zsim.validated.features import Features
 from zsim.validated.runs import Settings, ValidatedRun, read_validated
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -37,9 +40,56 @@ def _to_dict(predictions: Sequence[RowPrediction]) -> dict[str, Any]:
     return {"rows": [prediction.to_dict() for prediction in predictions]}
 
 
+@dataclass(frozen=True)
+class PlacementPair:
+    """Two steps on the same samples in two placements."""
+
+    first: RowPrediction
+    second: RowPrediction
+
+    @property
+    def is_same_gpus(self) -> bool:
+        return self.first.gpus == self.second.gpus
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the placement that takes fewer GPU-seconds is the one that is predicted to."""
+        ratios = [
+            self.first.gpu_seconds(kind) / self.second.gpu_seconds(kind) for kind in ("measured", "predicted")
+        ]
+        return (ratios[0] > 1) == (ratios[1] > 1)
+
+
+def placement_pairs(predictions: Sequence[RowPrediction]) -> list[PlacementPair]:
+    """All pairs of steps that were measured and predicted, of which one or both sides are on as many GPUs or
+    in the only row of their placement."""
+    steps = [row for row in predictions if row.measured_seconds and row.predicted_seconds and row.gpus]
+    sizes = Counter((row.batch, row.placement) for row in steps)
+    return [
+        PlacementPair(first, second)
+        for first, second in combinations(steps, 2)
+        if first.batch == second.batch and first.placement != second.placement
+        if first.gpus == second.gpus or all(sizes[row.batch, row.placement] == 1 for row in (first, second))
+    ]
+
+
+def _placement_lines(predictions: Sequence[RowPrediction]) -> Iterator[str]:
+    pairs = placement_pairs(predictions)
+    for words, kind in (("on the same GPUs", True), ("per GPU, on other numbers of them", False)):
+        chosen = [pair for pair in pairs if pair.is_same_gpus == kind]
+        if chosen:
+            right = sum(pair.is_right for pair in chosen)
+            wrong = ", ".join(
+                f"{pair.first.row_id} and {pair.second.row_id}" for pair in chosen if not pair.is_right
+            )
+            yield f"Faster placement {words}: right in {right} of {len(chosen)} pairs" + (
+                f", wrong in {wrong}" if wrong else ""
+            )
+
+
 def _pairs(prediction: RowPrediction) -> Iterator[tuple[str, float, float]]:
     """What was measured and predicted: its name, and both numbers. Times between tokens, seconds,
-    tokens/s."""
+    tokens/s, GiB."""
     if prediction.measured_seconds and prediction.predicted_seconds:
         yield "step", prediction.measured_seconds, prediction.predicted_seconds
     for name, seconds in prediction.measured_phases.items():
@@ -49,11 +99,14 @@ def _pairs(prediction: RowPrediction) -> Iterator[tuple[str, float, float]]:
         yield "tokens/s", prediction.measured_tokens_per_second, prediction.predicted_tokens_per_second
     if prediction.measured_itl_seconds and prediction.predicted_itl_seconds:
         yield "time per token", prediction.measured_itl_seconds, prediction.predicted_itl_seconds
+    if prediction.measured_peak_bytes and prediction.predicted_peak_bytes:
+        yield "peak GiB", prediction.measured_peak_bytes / 2**30, prediction.predicted_peak_bytes / 2**30
 
 
 def _lines(predictions: Sequence[RowPrediction]) -> Iterator[str]:
     rows = []
     errors: dict[tuple[str, str, str], list[float]] = {}
+    covered: Counter[tuple[str, str, str]] = Counter()
     for prediction in predictions:
         pairs = list(_pairs(prediction))
         text = ", ".join(
@@ -62,9 +115,10 @@ def _lines(predictions: Sequence[RowPrediction]) -> Iterator[str]:
         )
         rows.append([prediction.row_id, prediction.role, prediction.reason or text or "predicted"])
         for name, measured, predicted in pairs:
-            errors.setdefault((prediction.source, prediction.role, name), []).append(
-                log(predicted / measured)
-            )
+            group = prediction.source, prediction.role, name
+            errors.setdefault(group, []).append(log(predicted / measured))
+            interval = prediction.range_of(name)
+            covered[group] += interval is not None and interval[0] <= measured <= interval[1]
     yield from table(named_columns("Row", "role", "predicted (measured, error)"), rows)
     yield ""
     summary = [
@@ -72,10 +126,14 @@ def _lines(predictions: Sequence[RowPrediction]) -> Iterator[str]:
             source, role, name, str(len(logs)),
             f"{100 * (exp(sum(logs) / len(logs)) - 1):+.1f} %",
             f"{100 * sum(abs(exp(value) - 1) for value in logs) / len(logs):.1f} %",
+            str(covered[source, role, name] or ""),
         ]
         for (source, role, name), logs in errors.items()
     ]  # fmt: skip
-    yield from table(named_columns("Source", "role", "what", "rows", "bias", "mean error"), summary)
+    yield from table(
+        named_columns("Source", "role", "what", "rows", "bias", "mean error", "in range"), summary
+    )
+    yield from _placement_lines(predictions)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from validation.rl.engines import predict_engine
-from validation.rl.steps import RowExperiment, row_experiment
+from validation.rl.steps import RowExperiment, placement_of, row_experiment
 from validation.rl.table import RlRow
 from validation.rl.words import reason_of
 from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
+from zsim.explain.report_of import report_of_step
+from zsim.report.fit import memory_figures
 from zsim.specs.library import Library
 from zsim.workflows.rl.job import resolve_rl
 from zsim.workflows.rl.phases import TRAINED_BYTES, sync_seconds
@@ -24,6 +26,10 @@ PHASE_COLUMNS = {
     "generation_s": "rollout", "reward_s": "reward", "logprob_s": "old_logprobs", "ref_s": "reference",
     "critic_s": "values", "train_s": "training", "sync_s": "weight_sync",
 }  # fmt: skip
+BATCH_COLUMNS = (
+    "source", "version", "model", "gpu", "prompts_per_step", "samples_per_prompt", "response_len_max",
+    "total_len_max", "precision_train", "precision_gen", "algorithm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,10 @@ class RowPrediction:
     status: str
     """"predicted", or "skipped"."""
     reason: str = ""
+    placement: str = ""
+    gpus: int | None = None
+    batch: tuple[str, ...] = ()
+    """What rows have in common that train on the same samples with the same model and release."""
     measured_seconds: float | None = None
     predicted_seconds: float | None = None
     predicted_range_seconds: tuple[float, float] | None = None
@@ -46,7 +56,19 @@ class RowPrediction:
     predicted_tokens_per_second: float | None = None
     measured_itl_seconds: float | None = None
     predicted_itl_seconds: float | None = None
+    measured_peak_bytes: float | None = None
+    predicted_peak_bytes: float | None = None
+    """Of a trainer that is measured alone: what torch reserves on the fullest GPU, which prime-rl prints."""
     assumptions: tuple[str, ...] = ()
+
+    def gpu_seconds(self, kind: str) -> float:
+        """GPU-seconds of the whole step, "measured" or "predicted"."""
+        seconds: float = getattr(self, f"{kind}_seconds")
+        return seconds * (self.gpus or 1)
+
+    def range_of(self, name: str) -> tuple[float, float] | None:
+        """The range of "step", or of a phase. None where none is predicted."""
+        return self.predicted_range_seconds if name == "step" else self.predicted_phase_ranges.get(name)
 
     def to_dict(self) -> dict[str, Any]:
         """The row of the JSON."""
@@ -56,12 +78,16 @@ class RowPrediction:
             "role": self.role,
             "status": self.status,
             "reason": self.reason,
+            "placement": self.placement,
+            "gpus": self.gpus,
             "measured_seconds": self.measured_seconds,
             "predicted_seconds": self.predicted_seconds,
             "predicted_range_seconds": self.predicted_range_seconds,
             "measured_phases_seconds": dict(self.measured_phases),
             "predicted_phases_seconds": dict(self.predicted_phases),
             "predicted_phases_range_seconds": dict(self.predicted_phase_ranges),
+            "measured_peak_bytes": self.measured_peak_bytes,
+            "predicted_peak_bytes": self.predicted_peak_bytes,
             "assumptions": list(self.assumptions),
         }
         if self.predicted_tokens_per_second is not None:
@@ -96,15 +122,19 @@ def _measured(row: RlRow) -> dict[str, Any]:
         value = row.number(column)
         if value is not None:
             phases[name] = value
-    itl = row.number("itl_mean_ms")
+    itl, peak = row.number("itl_mean_ms"), row.number("peak_mem_gib")
     return {
         "row_id": row.row_id,
         "source": row.text("source"),
         "role": row.text("role"),
+        "placement": "" if row.is_engine else placement_of(row),
+        "gpus": row.count("n_gpus"),
+        "batch": tuple(row.text(column) for column in BATCH_COLUMNS),
         "measured_seconds": row.number("step_time_s") or row.number("duration_s"),
         "measured_phases": phases,
         "measured_tokens_per_second": row.number("output_tokens_per_s"),
         "measured_itl_seconds": None if itl is None else itl / 1e3,
+        "measured_peak_bytes": None if peak is None else peak * 2**30,
     }
 
 
@@ -130,8 +160,12 @@ def _predict_step(asked: RowExperiment, simulator: Simulator) -> dict[str, Any]:
         step = simulate_step(simulator.job(asked.experiment), simulate=simulator.outcome)
         cluster, numel = step.job.cluster, step.job.model.numel
         gather = TRAINED_BYTES * numel / cluster.offload.pageable_bandwidth if asked.gathers_weights else 0.0
-        seconds = step.seconds + gather
-        return _phases({"training": (seconds, PASSES.range_of(seconds))})
+        reading = 2 * cluster.host.seconds_per_launch * asked.read_tokens
+        seconds = step.seconds + gather + reading
+        return {
+            **_phases({"training": (seconds, PASSES.range_of(seconds))}),
+            "predicted_peak_bytes": memory_figures(report_of_step(step, 0.0))["reserved"],
+        }
     if asked.phase == "weight_sync":
         job = resolve_rl(asked.experiment, simulator)
         seconds = sync_seconds(job)

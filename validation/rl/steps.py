@@ -35,7 +35,10 @@ _PRIME_RL_FIRST = r"^Jan 2026"
 """prime-rl's first benchmarks, 15 January 2026 at 11d87ee8. Optimizer states stayed on the GPUs
 (`optim_cpu_offload` came with e41036a1 of 3 February), and the tokens a second that `train_s` comes from are
 of the time from step to step, in which full fine-tuning gathers its weights on the first rank and copies them
-to ordinary memory (trainer/rl/broadcast/filesystem.py, trainer/weights.py `gather_weights_on_master`)."""
+to ordinary memory (trainer/rl/broadcast/filesystem.py, trainer/weights.py `gather_weights_on_master`).
+Between forward and backward the host reads the position of every token of a micro-batch from the GPU, one by
+one, to find where responses begin: a kernel and a copy each (trainer/utils.py `get_response_lengths`, until
+fa21395a of 15 June)."""
 _VERL_LOGS = r"-bsz?\d+_(\d+)-"
 """Samples of a micro-batch on a GPU, in names of verl's logs as in "Qwen2.5-7B-bsz64_8-prompt512-...": their
 scripts have one `ppo_micro_batch_size` of 64 for all of 8 GPUs, and `use_remove_padding` (verl-project/verl
@@ -54,6 +57,8 @@ class RowExperiment:
     """What the row leaves open, and how it was settled."""
     gathers_weights: bool = False
     """Its seconds of training have the copy of all weights to the host of the first rank in them."""
+    read_tokens: int = 0
+    """Tokens of a replica's step whose positions the host reads one by one while the GPU waits."""
 
 
 def row_experiment(row: RlRow, library: Library) -> RowExperiment:
@@ -64,7 +69,7 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
     cluster_name = _cluster(row, phase, assumptions)
     cluster = library.cluster(cluster_name)
     per_node = row.count("gpus_per_node") or cluster.gpus_per_node
-    placement = _placement(row)
+    placement = placement_of(row)
     gpus, training_gpus, rollout_gpus = _gpus(row, placement, phase, assumptions)
     model_name = model_of(row.text("model"))
     model = library.model(model_name)
@@ -82,13 +87,16 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
         "parallelism": _parallelism(row, layout, model),
         "training": _training(row, layout),
     }
-    is_first = row.has_word("prime-rl", "framework") and row.has_word(_PRIME_RL_FIRST, "version")
+    is_first = _is_first_prime_rl(row)
     if row.has_word("optimizer states on CPU", "offload") and not is_first:
         data["strategy"]["offload_states"] = True
     if phase == "training":
         _set_batch(row, data, training_gpus)
+        batch = data["training"]
+        read_tokens = batch["sequence_length"] * batch["gradient_accumulation_steps"] if is_first else 0
         gathers = is_first and not row.has_word("lora", "algorithm")
-        return RowExperiment(Experiment.of_data(data, origin=row.row_id), phase, tuple(assumptions), gathers)
+        experiment = Experiment.of_data(data, origin=row.row_id)
+        return RowExperiment(experiment, phase, tuple(assumptions), gathers, read_tokens)
     data["rl"] = _rl_table(row, placement, rollout_gpus, phase, assumptions)
     _set_engine(data["rl"]["rollout"], row, model, cluster, rollout_gpus or gpus, assumptions)
     _set_micro_batch(row, data, layout)
@@ -97,6 +105,10 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
         experiment = change_experiment(experiment, {"model.text_only": True})
         assumptions.append("a language model alone")
     return RowExperiment(experiment, phase, tuple(assumptions))
+
+
+def _is_first_prime_rl(row: RlRow) -> bool:
+    return row.has_word("prime-rl", "framework") and row.has_word(_PRIME_RL_FIRST, "version")
 
 
 def _cluster(row: RlRow, phase: str | None, assumptions: list[str]) -> str:
@@ -115,7 +127,7 @@ def _phase(row: RlRow) -> str | None:
     return None
 
 
-def _placement(row: RlRow) -> str:
+def placement_of(row: RlRow) -> str:
     text = row.text("placement").lower()
     for pattern, placement in (
         (r"async|off-policy|one.?step|disaggregated async", "async"),
@@ -244,7 +256,7 @@ def _training(row: RlRow, layout: Layout) -> dict[str, Any]:
     if layout.has(r"compile"):
         table["compile"] = True
     if row.has_word(r"prime-rl", "framework"):
-        table["cross_entropy"] = "prime-rl-chunked"  # its default from January 2026 on
+        table["cross_entropy"] = "prime-rl-words" if _is_first_prime_rl(row) else "prime-rl-chunked"
     return table
 
 

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import cast
 
-from zsim.calibrate.checked_table import MAXIMUM, excerpt
-from zsim.calibrate.measurements import Measurement, Measurements
+from zsim.calibrate.measurements import MAXIMUM, Measurement, Measurements, excerpt
 from zsim.errors import InputError
 from zsim.reading import read_text
 from zsim.specs.strategy.registry import kinds, role_of

@@ -1,25 +1,37 @@
-"""Files of measurements, recognised by their content.
+r"""Files of measurements, recognised by their content.
 
 | file | from |
 |---|---|
 | JSON with `format` and `measurements` | `python -m validation.microbench` |
 | text with a `busbw` column | nccl-tests, rccl-tests |
-| text with `comm op: ... \\| time (ms): ...` | DeepSpeed's `comms_logger`, verbose |
+| text with `comm op: ... \| time (ms): ...` | DeepSpeed's `comms_logger`, verbose |
 | text with `Comm. Op`, `Message Size` ... | its `log_summary()` |
 | text with `---- Performance of ...` | DeepSpeed's `ds_bench` |
 | JSON with `fio version` | `fio --output-format=json` |
 | folder of text files with `E2E Read Speed` | DeepSpeed's `ds_io` and `ds_nvme_tune` |
 | trace, or folder of traces of all ranks | what `zsim.read_trace` reads |
+
+The JSON of `python -m validation.microbench`: every row is checked against the declaration of its
+family.
+
+Measurements in a recorded trace: its collectives and copies, which state their bytes. Kernels do not.
+
+A collective's transfer counts, not its wait for the last rank, so all ranks of a group are needed.
+Kernels that overlapped a collective lengthened it (`validation/interference.py`): links come out as in a
+step.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import statistics
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from zsim.calibrate.checked_table import CheckedTable, excerpt
+import numpy as np
+
 from zsim.calibrate.logs import (
     COLLECTIVE_KINDS,
     block_bytes,
@@ -29,11 +41,194 @@ from zsim.calibrate.logs import (
     log_number,
     log_text,
 )
-from zsim.calibrate.measurements import Measurements
-from zsim.calibrate.microbench import microbench_measurements
-from zsim.calibrate.trace_rows import looks_like_trace, trace_measurements
-from zsim.errors import InputError
+from zsim.calibrate.measurements import COUNT, FLAG, TEXT, CheckedTable, Measurement, Measurements, excerpt
+from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_json
+from zsim.trace.readers.read import read_trace
+from zsim.trace.trace import Trace
+
+_HEADS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
+_SUFFIXES = (".gz", ".sqlite", ".jsonl")
+
+
+def looks_like_trace(path: Path) -> bool:
+    """Whether `path` is a folder of traces, a compressed file, or begins as a Kineto JSON."""
+    if os.path.isdir(path):
+        return any(file.name.endswith((".json", *_SUFFIXES)) for file in path.iterdir())
+    if path.name.endswith(_SUFFIXES):
+        return True
+    try:
+        with path.open("rb") as file:
+            return any(head in file.read(4096) for head in _HEADS)
+    except OSError:
+        return False
+
+
+def trace_measurements(path: Path, nodes: int | None) -> Measurements:
+    """One row per kind and size: the median of its calls.
+
+    `nodes` is the number of nodes of the ranks, which no trace states. On several, groups of a part of the
+    ranks are left out, because the trace does not state their nodes either.
+
+    Raises InputError for a trace that cannot be read, that lacks the other ranks, or in which nothing states
+    its bytes.
+    """
+    trace = read_trace(path)
+    if trace.metadata.get("transfers_bounded"):
+        raise InputError(
+            f"{path.name}: too few ranks to tell transfer from waiting; expected every rank of a group"
+        )
+    nodes = nodes or 1
+    rows = [*_collectives(trace, path.name, nodes), *_copies(trace, path.name)]
+    if not rows:
+        raise InputError(f"{path.name}: no collective and no copy that says its bytes")
+    machine = str(trace.metadata.get("machine") or f"{trace.world_size} ranks")
+    notes = [f"{path.name}: kernels are left out, their shapes are not in the trace"]
+    if nodes > 1 and any(1 < info.group_size < trace.world_size for info in trace.infos):
+        notes.append(f"{path.name}: groups of a part of the ranks are left out, on which nodes is not said")
+    return Measurements(tuple(rows), (machine,), tuple(notes), (path.name,))
+
+
+def _collectives(trace: Trace, source: str, nodes: int) -> Iterator[Measurement]:
+    if trace.transfer_seconds is None:
+        return
+    seconds_per_key: dict[tuple[str, int, int], list[float]] = {}
+    for index, seconds in zip(trace.info_indices.tolist(), trace.transfer_seconds.tolist(), strict=True):
+        info = trace.infos[index]
+        is_known = nodes == 1 or info.group_size == trace.world_size
+        if is_known and info.group_size > 1 and info.bytes > 0 and np.isfinite(seconds) and seconds > 0:
+            seconds_per_key.setdefault((info.kind, info.bytes, info.group_size), []).append(seconds)
+    for (kind, size, ranks), times in sorted(seconds_per_key.items()):
+        parameters = {"kind": kind, "bytes": size, "ranks": ranks, "nodes": nodes}
+        yield _collective_row("collective", parameters, size, times, source)
+
+
+def _copies(trace: Trace, source: str) -> Iterator[Measurement]:
+    seconds_per_key: dict[tuple[str, bool, int], list[float]] = {}
+    spans = (trace.end_seconds - trace.start_seconds).tolist()
+    for index, seconds in zip(trace.info_indices.tolist(), spans, strict=True):
+        info = trace.infos[index]
+        if info.kind in ("h2d", "d2h") and info.bytes > 0 and seconds > 0:
+            is_pinned = "pageable" not in info.name.lower()
+            seconds_per_key.setdefault((info.kind, is_pinned, info.bytes), []).append(seconds)
+    for (way, is_pinned, size), times in sorted(seconds_per_key.items()):
+        yield _collective_row(
+            "host_copy", {"way": way, "pinned": is_pinned, "bytes": size}, size, times, source
+        )
+
+
+def _collective_row(
+    family: str, parameters: dict[str, object], size: int, times: list[float], source: str
+) -> Measurement:
+    median_seconds = statistics.median(times)
+    low, high = np.percentile(times, [10, 90])
+    relative_deviation = max(float(high) - median_seconds, median_seconds - float(low)) / median_seconds
+    return Measurement(
+        family, parameters, median_seconds, source, bytes=float(size), relative_deviation=relative_deviation
+    )
+
+
+_FORMAT = 1
+_BOTH = ("forward", "both")
+_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+_MODULE: Mapping[str, Any] = {"tokens": COUNT, "width": COUNT, "dtype": _DTYPES, "direction": _BOTH}
+
+
+class BenchFamily(NamedTuple):
+    """Declaration of a family's rows."""
+
+    parameters: Mapping[str, str | tuple[str, ...]]
+    """By name, each a kind of value or the words to choose from."""
+    work: str = ""
+    """The key (`flops`, `bytes`, `calls`) that their seconds need to be of use."""
+
+
+FAMILIES: Mapping[str, BenchFamily] = {
+    "gemm": BenchFamily({"m": COUNT, "n": COUNT, "k": COUNT, "dtype": _DTYPES}, "flops"),
+    "attention": BenchFamily(
+        {
+            "batch": COUNT,
+            "heads": COUNT,
+            "length": COUNT,
+            "head_dim": COUNT,
+            "dtype": _DTYPES,
+            "direction": _BOTH,
+        },
+        "flops",
+    ),
+    "rms_norm": BenchFamily(_MODULE, "bytes"),
+    "rms_norm_eager": BenchFamily(_MODULE),
+    "silu_times": BenchFamily(_MODULE, "bytes"),
+    "residual": BenchFamily(_MODULE, "bytes"),
+    "rotary": BenchFamily(_MODULE),
+    "embedding": BenchFamily({**_MODULE, "vocab": COUNT}),
+    "cross_entropy": BenchFamily({**_MODULE, "vocab": COUNT}),
+    "copy": BenchFamily({}, "bytes"),
+    "fill": BenchFamily({}, "bytes"),
+    "adamw": BenchFamily(
+        {"kind": ("fused", "foreach", "loop"), "place": ("cpu", "cuda"), "numel": COUNT, "threads": COUNT},
+        "bytes",
+    ),
+    "host": BenchFamily({"what": TEXT}, "calls"),
+    "host_copy": BenchFamily({"way": ("h2d", "d2h", "both"), "pinned": FLAG}, "bytes"),
+    "gemm_beside_copy": BenchFamily({"way": ("none", "h2d", "d2h", "both")}, "flops"),
+    "file": BenchFamily(
+        {"op": ("read", "write"), "block_bytes": COUNT, "depth": COUNT, "direct": FLAG}, "bytes"
+    ),
+    "collective": BenchFamily({"kind": TEXT, "ranks": COUNT}, "bytes"),
+    "interference": BenchFamily({"measured": TEXT, "beside": FLAG, "ranks": COUNT}),
+}
+
+
+def microbench_measurements(path: Path, data: Mapping[str, Any]) -> Measurements:
+    """Every row of the file's `measurements`.
+
+    Raises InputError for a family that zsim does not know, and for a row that lacks a value or has another
+    kind of value than expected.
+    """
+    if data.get("format") != _FORMAT:
+        raise InputError(f"{path.name}: format {data.get('format')!r}, expected {_FORMAT}")
+    row_list = data["measurements"]
+    if not isinstance(row_list, list):
+        raise InputError(f"{path.name}: measurements: found {excerpt(row_list)}, expected a list of rows")
+    rows = [_row(path, CheckedTable(row, f"{path.name}: measurement {n}")) for n, row in enumerate(row_list)]
+    provenance = CheckedTable(data.get("provenance") or {}, f"{path.name}: provenance").content
+    versions = CheckedTable(provenance.get("versions") or {}, f"{path.name}: provenance: versions").content
+    version_text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    machine = (
+        f"{provenance.get('machine', 'unknown machine')} ({version_text}, "
+        f"{provenance.get('date', 'no date')})"
+    )
+    return Measurements(tuple(rows), (machine,), (), (path.name,))
+
+
+def _row(path: Path, row: CheckedTable) -> Measurement:
+    name = row.required("family", TEXT)
+    family = FAMILIES.get(name)
+    if family is None:
+        family_names = ", ".join(FAMILIES)
+        raise InputError(
+            f"{row.path_text}: unknown family '{name}', expected {family_names}{did_you_mean(name, FAMILIES)}"
+        )
+    parameters, work, seconds = row.subtable("parameters"), row.subtable("work"), row.subtable("seconds")
+    for key, kind in family.parameters.items():
+        parameters.required(key, kind)
+    median_seconds = seconds.required("median", COUNT)
+    low, high = seconds.number("p10", median_seconds), seconds.number("p90", median_seconds)
+    if family.work:
+        work.required(family.work, COUNT)
+    return Measurement(
+        family=name,
+        parameters={**parameters.content, "measured_threads": row.content.get("threads")},
+        seconds=float(median_seconds),
+        source=path.name,
+        flops=work.number("flops", 0.0),
+        bytes=work.number("bytes", 0.0),
+        calls=work.number("calls", 1.0),
+        relative_deviation=max(abs(high - median_seconds), abs(median_seconds - low)) / median_seconds,
+        foreign_cpu_fraction=row.number("foreign_cpu_fraction", 0.0),
+    )
+
 
 # What `mpirun --tag-output` and `srun --label` put before every line.
 _TAG = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:|\[\d+\]|\d+:)[ \t]?", re.MULTILINE)

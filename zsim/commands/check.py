@@ -77,9 +77,8 @@ def check(
     """
     from zsim.comparison.verdict import Tolerances
     from zsim.study.check.check import COUNTED, run_check
-    from zsim.study.check.junit import junit_xml
     from zsim.study.check.targets import checkout
-    from zsim.study.check.text import report_lines
+    from zsim.study.check.text import junit_xml, report_lines
     from zsim.study.measured.error_summary import error_summaries, overall_error_summary, table_lines
     from zsim.study.progress import Counts
 
@@ -128,7 +127,7 @@ def check(
 
 def _write_experiments(tables: list[Path], folder: Path, json_: Path | None) -> None:
     """Write the rows of tables of measured runs as experiment files."""
-    from zsim.study.measured.experiment_files import write_run_experiments
+    from zsim.study.measured.experiment_table import write_run_experiments
 
     if not tables:
         raise InputError("--write-experiments: expected tables of measured runs, RUNS.csv")

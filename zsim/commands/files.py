@@ -76,8 +76,7 @@ _WRITTEN = ", ".join(program.writes for program in listed_programs() if program.
 
 @takes_experiment(help=f"Write {_WRITTEN}: what can say it.")
 def export(
-    options: ExperimentOptions,
-    out: Annotated[Path, folder_option(help="Write the files there.")],
+    options: ExperimentOptions, out: Annotated[Path, folder_option(help="Write the files there.")]
 ) -> None:
     """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML, a Megatron script: what
     can say it."""

@@ -105,7 +105,7 @@ def replay(
     waited for is read out of the recording's times and names. Memory is not replayed.
     """
     from zsim.study.replay.replay import replay as replay_trace
-    from zsim.study.replay.text import replay_lines
+    from zsim.study.replay.replay import replay_lines
     from zsim.trace.chrome.write import write_chrome_traces
     from zsim.trace.readers.read import read_trace
 

@@ -1,16 +1,17 @@
-"""`zsim run` simulates one training step, and `zsim trust` says how far to believe it."""
+"""One experiment: `zsim run`, `trust`, `plan`, `memory` and `goodput`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from zsim.commands.options import (
     Epochs,
     ExperimentOptions,
+    Jobs,
     Samples,
     Tokens,
     answer,
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from zsim.api import Result
     from zsim.specs.experiment.job import Job
     from zsim.specs.experiment.tables import Experiment
+    from zsim.study.memory import Variant
     from zsim.workflows.rl.result import RlResult
+
 
 Detail = Literal["brief", "screen", "full"]
 
@@ -50,8 +53,7 @@ def run(
     epochs: Epochs = None,
     json_: Annotated[Path | None, json_option("the report")] = None,
     out: Annotated[
-        Path | None,
-        folder_option(help="Write report.html, report.json and trace.json.gz there."),
+        Path | None, folder_option(help="Write report.html, report.json and trace.json.gz there.")
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
@@ -124,8 +126,7 @@ def _run(
 
     `lengths` are the keys of the run's length that options gave.
     """
-    from zsim.report.views.text.brief import brief_lines
-    from zsim.report.views.text.report import print_report
+    from zsim.report.views.text.report import brief_lines, print_report
     from zsim.study.advice import simulate
 
     experiment = options.load()
@@ -218,8 +219,7 @@ def _warn_of_size(job: Job) -> None:
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:
     """The files that were written, by kind."""
     from zsim.report.views.html.report import write_html_report
-    from zsim.trace.chrome.rank_traces import RankMarks, write_rank_traces
-    from zsim.trace.chrome.write import write_chrome_trace
+    from zsim.trace.chrome.write import RankMarks, write_chrome_trace, write_rank_traces
 
     make_folder(folder)
     write_html_report(result.report, result.trace, folder / "report.html")
@@ -235,3 +235,113 @@ def _write_all(result: Result, folder: Path) -> dict[str, Path]:
         ranks = [RankMarks(row.first_rank, row.marks(section.num_chunks)) for row in section.rows]
         files["ranks"] = write_rank_traces(result.trace, ranks, folder / "pipeline.json.gz")
     return files
+
+
+@takes_experiment()
+def plan(
+    options: ExperimentOptions,
+    json_: Annotated[Path | None, json_option("the plan")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
+    rank: Annotated[
+        int | None, typer.Option(help="Only this rank's program (pipeline ranks differ).")
+    ] = None,
+) -> None:
+    """Print the work of a rank: ops, bytes, streams. Nothing is simulated."""
+    from zsim.api import make_plan
+    from zsim.report.views.text.plan import plan_to_dict, print_plan
+
+    rank_plan = make_plan(options.load())
+    if is_output(json_):
+        print(format_json(plan_to_dict(rank_plan, rank)), end="")
+        return
+    files = {"json": write_json(plan_to_dict(rank_plan, rank), json_)} if json_ is not None else {}
+    print_plan(rank_plan, limit=limit, rank=rank, files=files)
+
+
+@takes_experiment()
+def memory(
+    options: ExperimentOptions,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help="Side by side: strategy.replicate=1,2,4, or a TOML list."),
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="With --vary: category, phase, or time, for which each is simulated.")
+    ] = "category",
+    limit: Annotated[int, typer.Option(min=0, help="How many rows of each table (0: all).")] = 12,
+    json_: Annotated[Path | None, json_option("every owner")] = None,
+) -> None:
+    """Who holds a GPU's memory, and when: by phase, module and FSDP unit. No simulation where it fits."""
+    from zsim.study.memory import MemoryVariants, variant_words, variants_heading
+    from zsim.study.memory import memory as find_memory
+
+    experiment, axes, is_quiet = options.load(), _axes(vary or []), is_output(json_)
+    is_begun = False
+
+    def show(variant: Variant) -> None:
+        nonlocal is_begun
+        if not is_begun and not is_quiet:
+            print(variants_heading(axes, by))
+        is_begun = True
+        if not is_quiet:
+            print(variant_words(variant, by))
+
+    result = find_memory(experiment, vary=axes, by=by, on_variant=show)
+    if isinstance(result, MemoryVariants):
+        lines, code = result.legend(), 0
+    else:
+        lines, code = result.lines(limit), result.verdict.exit_code
+    answer([*lines, *([""] if json_ is not None else [])], result.to_dict, json_)
+    if code:
+        raise typer.Exit(code)
+
+
+def _axes(words: list[str]) -> dict[str, list[Any]]:
+    """The values of each varied key."""
+    axes: dict[str, list[Any]] = {}
+    for word in words:
+        if not word.partition("=")[2].strip():
+            raise InputError(f"--vary {word}: expected KEY=VALUES, e.g. --vary strategy.replicate=1,2,4")
+        key, values = _axis(word)
+        if not values:
+            raise InputError(f"--vary {word}: expected at least one value")
+        if key in axes:
+            raise InputError(f"--vary {word}: {key} is there twice; expected all of its values in one")
+        axes[key] = values
+    return axes
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    """A dotted key and its values, from `nodes=1,2` or `nodes=[1, 2]`."""
+    from zsim.study.experiment_source import parse_setting
+
+    key, value = parse_setting(text)
+    if isinstance(value, list):
+        return key, value
+    if isinstance(value, str) and "," in value:
+        return key, [parse_setting(f"{key}={part}")[1] for part in value.split(",")]
+    return key, [value]
+
+
+@takes_experiment()
+def goodput(
+    options: ExperimentOptions,
+    tokens: Tokens = None,
+    samples: Samples = None,
+    epochs: Epochs = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs that are drawn; else run.seeds.")] = None,
+    json_: Annotated[Path | None, json_option("the answer")] = None,
+    out: Annotated[Path | None, folder_option(help="Write goodput.html and goodput.json there.")] = None,
+    jobs: Jobs = None,
+) -> None:
+    """Simulate a whole run: days and money to the last token, with saves, failures and recovery."""
+    from zsim.study.whole_runs import simulate_run
+
+    options, _ = options.add_length(tokens, samples, epochs)
+    run = simulate_run(options.load(), seeds=seeds, jobs=jobs)
+    answer(run.lines(), run.to_dict, json_)
+    if out is not None:
+        for path in run.save(out):
+            print_file(path.suffix[1:], path)
+    if code := run.verdict.exit_code:
+        raise typer.Exit(code)

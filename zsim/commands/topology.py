@@ -60,7 +60,7 @@ def show(
     facts = describe_topology(cluster, nodes)
     answer(topology_lines(facts), lambda: facts, json_)
     if out is not None:
-        from zsim.study.topologies.page import topology_page
+        from zsim.study.topologies.result import topology_page
 
         write_atomically(out, topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"))
         print_file("page", out)
@@ -90,15 +90,15 @@ def bench(
     json_: Json = None,
 ) -> None:
     """An nccl-tests shaped table of one collective, or measured curves with the simulation's error."""
-    from zsim.notebook.topologies import bench_collectives
     from zsim.study.topologies import bench as collective_bench
+    from zsim.study.topologies.result import bench_collectives
     from zsim.study.topologies.text import curve_lines
 
     if curves is not None:
         points = collective_bench.compare_curves(curves)
         answer(curve_lines(points), lambda: [asdict(point) for point in points], json_)
         if out is not None:
-            from zsim.study.topologies.page import curves_page
+            from zsim.study.topologies.result import curves_page
 
             write_atomically(out, curves_page(points))
             if not is_output(json_):
@@ -130,8 +130,8 @@ def compare(
     out: Annotated[Path | None, folder_option(help="Write compare.html and compare.json there.")] = None,
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
-    from zsim.notebook.topologies import compare_topologies
     from zsim.study.experiment_source import experiment_of
+    from zsim.study.topologies.result import compare_topologies
 
     overrides = {} if model is None else {"model": named_model(model)}
     base = experiment_of(experiment, overrides, origin="command line", code=permission(allow_code))
@@ -225,8 +225,7 @@ def _prompt_until_valid(question: str, default: str, check: Callable[[str], obje
 @app.command("import")
 def import_(
     file: Annotated[
-        Path,
-        typer.Argument(help="NCCL topology XML, nvidia-smi topo -m, ibnetdiscover, lldpctl, Slurm ..."),
+        Path, typer.Argument(help="NCCL topology XML, nvidia-smi topo -m, ibnetdiscover, lldpctl, Slurm ...")
     ],
     output: Annotated[Path, file_option("-o", "--output", metavar=None, help="The topology TOML to write.")],
     format_: Annotated[

@@ -21,7 +21,7 @@ def ui(
 
     EXPERIMENT may be a DeepSpeed JSON, an Accelerate YAML or a torchtitan TOML too.
     """
-    from zsim.ui.serve import require_dash, serve
+    from zsim.ui.app import require_dash, serve
 
     require_dash()
     serve(options.load(), host, port)

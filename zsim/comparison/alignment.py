@@ -35,9 +35,7 @@ class Alignment:
 
 
 def align(
-    first: Sequence[Hashable],
-    second: Sequence[Hashable],
-    likeness: Callable[[int, int], float] | None = None,
+    first: Sequence[Hashable], second: Sequence[Hashable], likeness: Callable[[int, int], float] | None = None
 ) -> Alignment:
     """Align two sequences of keys.
 

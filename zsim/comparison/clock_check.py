@@ -23,8 +23,8 @@ from zsim.comparison.op_classes import (
     has_kernels,
     has_phases_recorded,
     pair_ops,
+    waiting_seconds,
 )
-from zsim.comparison.op_times import waiting_seconds
 from zsim.comparison.plan_check import PlanCheck
 from zsim.comparison.verdict import Metric, Tolerances, judge
 from zsim.report.breakdown import compute_stream, step_breakdown

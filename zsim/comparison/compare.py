@@ -16,11 +16,10 @@ from zsim.comparison.calls import calls_of_trace, convert_to_gloo
 from zsim.comparison.clock_check import check_clock
 from zsim.comparison.comparison import ComparedRuns
 from zsim.comparison.memory_check import check_memory
-from zsim.comparison.op_times import match_transfers
+from zsim.comparison.op_classes import match_transfers
 from zsim.comparison.plan_check import PlanCheck, check_plan
 from zsim.comparison.verdict import PREDICTIONS, Tolerances, timing_doubt
-from zsim.comparison.views.page import write_compare_page
-from zsim.comparison.views.text import comparison_lines
+from zsim.comparison.views.page import comparison_lines, write_compare_page
 from zsim.errors import InputError
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
@@ -144,7 +143,6 @@ def _partners(simulated: Trace, recorded: Trace, names: tuple[str, str], notes: 
     if num_representatives:
         notes.append(
             f"{num_representatives} of {len(partners)} recorded ranks are compared with a simulated rank "
-            "that stands "
-            "for them"
+            "that stands for them"
         )
     return partners

@@ -7,7 +7,7 @@ exact), the clock check (times, with tolerances) and the memory check (bytes, wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from zsim.comparison.clock_check import ClockCheck
@@ -122,10 +122,7 @@ class ComparedRuns:
             "plan": {str(rank): plan.to_dict() for rank, plan in self.plans.items()},
             "metrics": [_metric_content(metric) for metric in self.metrics],
             "classes": [row.to_dict() for row in self.clock.classes],
-            "differences": [
-                {"check": d.check, "verdict": d.verdict, "share": d.share, "sentence": d.sentence}
-                for d in self.differences
-            ],
+            "differences": [asdict(difference) for difference in self.differences],
             "inconclusive_because": self.doubt or None,
             "not_checked": list(self.not_checked),
             "notes": list(self.notes),

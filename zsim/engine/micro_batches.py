@@ -265,6 +265,9 @@ def _extrapolate_step(
         seconds = averaged.seconds * steps / count
         return replace(averaged, seconds=seconds, terms=((steps / count, averaged.outcome),))
     shorter = None if seconds_only else _simulate_all(job, fewer, run)
+    if shorter is not None and shorter.retries_per_micro_batch and ranks == 1:
+        # a step that is short of memory is no measure of one that is not
+        return _extrapolate_step(job, steps, run, counts=(num_sampled + 1, num_sampled))
     shorter_seconds = isolated_seconds(_set_micro_batches(job, fewer)) if shorter is None else shorter.seconds
     num_further = (steps - num_sampled) / (num_sampled - fewer)
     if ranks == 1:

@@ -44,8 +44,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import kernel_slowdowns
 from zsim.specs.experiment.job import Job, colocated_topology, slowest_gpu_slowdown
 from zsim.specs.topology.topology import Topology
-from zsim.trace.stats import SimulationStats
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SimulationStats, Trace
 
 _MAX_JITTER_RANKS = 16  # ranks that are all simulated when they vary
 LOOP_COUNTS = (6, 12)  # micro-batches of a step in which a loop is looked for

@@ -14,7 +14,7 @@ from zsim.plan.memory.capacity import usable_bytes
 from zsim.plan.node_types import gpu_of, host_of, type_of_program
 from zsim.report.breakdown import Breakdown
 from zsim.report.energy import Energy, step_energy
-from zsim.report.gpu_types import GpuTypeRow, add_losses, waiting_seconds
+from zsim.report.irregular import GpuTypeRow, add_losses, waiting_seconds
 from zsim.report.memory import Ledger, peak
 from zsim.report.pipeline.bubbles import is_pipeline
 from zsim.report.pipeline.section import first_ranks, rank_breakdown

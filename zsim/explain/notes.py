@@ -15,7 +15,7 @@ from zsim.plan.memory.capacity import (
 from zsim.plan.ops import Plan
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.framework import report_role
-from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
+from zsim.report.memory import AllocatorRow, allocator_notes
 from zsim.specs.cluster.collectives import LIBRARY_MULTIPROCESSORS, exchange_slowdown
 from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
 from zsim.specs.strategy.optimizers import optimizer_of
@@ -51,8 +51,7 @@ def domains_note(job: Job) -> str | None:
     )
     return (
         f"the job has {node_count} of the {per_domain} nodes of {domains_text}; {gpus} of their GPUs are "
-        "left to others, or "
-        "empty"
+        "left to others, or empty"
     )
 
 
@@ -80,9 +79,8 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         minimum, maximum = map(format_bytes, framework)
         notes.append(
             f"sources disagree on what the CUDA context and NCCL's buffers take, from {minimum} to the "
-            f"{maximum} "
-            "counted here, and with the least the tensors would fit: NCCL from 2.22 on connects only what is "
-            "used"
+            f"{maximum} counted here, and with the least the tensors would fit: NCCL from 2.22 on connects "
+            "only what is used"
         )
     locked = [(bytes, host.memory) for bytes, host in pinned_bytes_per_host(job, outcome.plan)]
     pinned, memory = max(locked, key=lambda node: node[0] / node[1])
@@ -129,8 +127,7 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     if interference.communication_slowdown > 1:
         notes.append(
             f"collectives take {interference.communication_slowdown:g} times as long inside a node while "
-            "kernels "
-            f"run ({interference.evidence})"
+            f"kernels run ({interference.evidence})"
         )
     return notes
 

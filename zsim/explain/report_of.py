@@ -42,18 +42,16 @@ from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seco
 from zsim.report.critical.path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
 from zsim.report.extrapolation import extrapolations
-from zsim.report.gpu_types import GpuTypeRow, loss_note
-from zsim.report.irregular import JobRow, RankRow, rank_rows, step_spread
+from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, loss_note, rank_rows, step_spread
 from zsim.report.job_features import step_validation
-from zsim.report.lost_overlap import shared_queues_notes
-from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
+from zsim.report.limiting_sentence import shared_queues_notes
+from zsim.report.memory import PINNED, START_UP, AllocatorRow, OutOfMemory, over_limit
 from zsim.report.offload import TierRow, moved_bytes_of
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap, rank_map
 from zsim.report.report import JobFacts, MachineUse, Report, TracedStep, make_report
 from zsim.report.traffic import SentRow, TrafficRow, reported_group
 from zsim.report.views.meanings import DATA_LOADING
-from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
 from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.experiment.job import Job

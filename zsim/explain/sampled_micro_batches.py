@@ -11,9 +11,8 @@ from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.gpu_types import traced_step_of
-from zsim.explain.host_range import HostRange
 from zsim.explain.pipeline import pipeline_of
-from zsim.explain.variants import Variants, offload_range, step_variants
+from zsim.explain.variants import HostRange, Variants, offload_range, step_variants
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.tensors import bytes_at_peak, plan_peaks
 from zsim.report.breakdown import Breakdown
@@ -223,6 +222,5 @@ def micro_batches_note(step: SimulatedStep) -> str:
     last = ", the last of them smaller" if step.job.sequences is not None else ""
     return (
         f"of {count:,} micro-batches{last}, {num_simulated:,} are simulated: calls, traffic and trace are "
-        "theirs, "
-        "the seconds are of the whole step"
+        "theirs, the seconds are of the whole step"
     )

@@ -9,15 +9,21 @@ from dataclasses import replace
 from itertools import count
 
 from zsim.errors import InputError
-from zsim.goodput.checkpoint import Checkpoint
-from zsim.goodput.choices import mode_choices, spare_choices
 from zsim.goodput.closed_forms import long_run_goodput
 from zsim.goodput.prepared import PreparedRun, prepare
-from zsim.goodput.run_parts import Pilot, num_parts, num_seeds, pilot_of, shorten_scenario
-from zsim.goodput.runs import Draw, start_draws, wake_processes
-from zsim.goodput.scenario import Scenario
+from zsim.goodput.runs import (
+    Draw,
+    Pilot,
+    num_parts,
+    num_seeds,
+    pilot_of,
+    shorten_scenario,
+    start_draws,
+    wake_processes,
+)
+from zsim.goodput.scenario import Checkpoint, Scenario
 from zsim.goodput.search import IntervalCurve, best_interval, starting_interval
-from zsim.goodput.simulated_run import SimulatedRun
+from zsim.goodput.simulated_run import SimulatedRun, mode_choices, spare_choices
 from zsim.goodput.training_run import TrainingRun
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_duration

@@ -16,8 +16,7 @@ from zsim.api import Result
 from zsim.errors import InputError, NotSimulatedError
 from zsim.fabric.fabric import idle_seconds
 from zsim.goodput.checkpoints.framework import framework_checkpoint
-from zsim.goodput.checkpoints.machine import SavingMachine
-from zsim.goodput.checkpoints.rates import saving_rates
+from zsim.goodput.checkpoints.machine import SavingMachine, saving_rates
 from zsim.goodput.checkpoints.tensors import collect_model_states
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job, job_topology

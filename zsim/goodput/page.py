@@ -61,32 +61,12 @@ def goodput_page(run: SimulatedRun) -> str:
         ]),
     ]  # fmt: skip
     if run.curve is not None:
-        sections.append(
-            Section(
-                "How often to save",
-                [
-                    (
-                        "interval",
-                        "Goodput by work between two saves, simulated; the same failures strike all.",
-                        interval(run),
-                    ),
-                ],
-                ResultTable("", _MODES, _modes(run)) if run.modes else None,
-            )
-        )
+        caption = "Goodput by work between two saves, simulated; the same failures strike all."
+        modes = ResultTable("", _MODES, _modes(run)) if run.modes else None
+        sections.append(Section("How often to save", [("interval", caption, interval(run))], modes))
     if len(run.spares) > 1:
-        sections.append(
-            Section(
-                "How many spares pay",
-                [
-                    (
-                        "spares",
-                        "Goodput, and GPU-hours with the idle spares over those of the steps alone.",
-                        spares(run),
-                    ),
-                ],
-            )
-        )
+        caption = "Goodput, and GPU-hours with the idle spares over those of the steps alone."
+        sections.append(Section("How many spares pay", [("spares", caption, spares(run))]))
     causes_plot = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
     columns = columns_of("cause", "in a run", "lost GPU-hours")
     sections.append(Section("Failures", [causes_plot], ResultTable("", columns, _causes(run))))
@@ -100,10 +80,8 @@ def goodput_page(run: SimulatedRun) -> str:
 
 def waterfall(run: SimulatedRun) -> Figure:
     """Days by bin, each beginning where the last one ends."""
-    useful = run.runs.mean_of(lambda ledger: ledger.useful)
-    rows = {"steps": useful, **run.runs.lost_seconds()}
     figure, start_seconds = Figure(layout(380, showlegend=False)), 0.0
-    for name, seconds in rows.items():
+    for name, seconds in run.runs.seconds_by_bin().items():
         if not seconds:
             continue
         figure.add_bar(

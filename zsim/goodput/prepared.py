@@ -14,14 +14,21 @@ from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.explain.report_of import report_of_step
-from zsim.goodput.checkpoint import Checkpoint, Startup
-from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.framework import framework_checkpoint
-from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
+from zsim.goodput.checkpoints.cost import save_cost, startup_cost
+from zsim.goodput.checkpoints.framework import framework_checkpoint, saved_files
 from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.failure_rates import DAY, failures_of
 from zsim.goodput.outer_step import OuterStep, outer_step, replica_experiment
-from zsim.goodput.scenario import Failures, Phase, Recovery, Saves, Scenario
+from zsim.goodput.scenario import (
+    DAY,
+    Checkpoint,
+    Failures,
+    Phase,
+    Recovery,
+    Saves,
+    Scenario,
+    Startup,
+    failures_of,
+)
 from zsim.goodput.search import starting_interval
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
@@ -203,11 +210,7 @@ class PreparedRun:
     # scenarios
 
     def scenario(
-        self,
-        work_seconds: float,
-        *,
-        mode: CheckpointMode | None = None,
-        spares: int | None = None,
+        self, work_seconds: float, *, mode: CheckpointMode | None = None, spares: int | None = None
     ) -> Scenario:
         """The run with `work_seconds` between saves."""
         table, evaluation = self.table, self.table.evaluation

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.closed_forms import best_work_seconds
-from zsim.goodput.run_parts import MIN_PART_FACTOR, longest_delay_seconds, pilot_of
-from zsim.goodput.runs import Draw, Runs, run_draws
-from zsim.goodput.scenario import Scenario
+from zsim.goodput.runs import MIN_PART_FACTOR, Draw, Runs, longest_delay_seconds, pilot_of, run_draws
+from zsim.goodput.scenario import Checkpoint, Scenario
 
 _ENOUGH_FAILURES = 4_000
 _MAX_FAILURES = 150  # failures in a run that intervals are compared on

@@ -111,9 +111,8 @@ def _days_sentence(run: SimulatedRun) -> str:
     days = "no mean" if run.expected_days is None else f"{run.expected_days / size:.2f} {unit}"
     return (
         f"{_partial_step(run)}{_steps(run.runs.scenario.steps)} {days} (5 to 95 %: {ends}; "
-        f"{len(run.runs.ledgers)} seeds), "
-        f"{run.ideal_days / size:.2f} without stops: {run.goodput_fraction * 100:.1f} % goodput"
-        f"{_goodput_error(run)}."
+        f"{len(run.runs.ledgers)} seeds), {run.ideal_days / size:.2f} without stops: "
+        f"{run.goodput_fraction * 100:.1f} % goodput{_goodput_error(run)}."
     )
 
 
@@ -195,9 +194,7 @@ def shortening_sentences(run: SimulatedRun) -> Iterator[str]:
 
 
 def _waterfall(run: SimulatedRun, unit_seconds: float) -> list[list[str]]:
-    runs = run.runs
-    useful = runs.mean_of(lambda ledger: ledger.useful)
-    rows = {"steps": useful, **runs.lost_seconds()}
+    rows = run.runs.seconds_by_bin()
     total_seconds = sum(rows.values())
     return [
         [MEANINGS[name], _format_in_unit(seconds, unit_seconds), _share(seconds / total_seconds)]

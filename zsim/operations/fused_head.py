@@ -176,7 +176,7 @@ def _chunked_head(head: Module, tokens: int, options: WorkOptions) -> FusedHead:
     assert isinstance(spec, Linear)
     hidden, vocab, loss = spec.in_features, spec.out_features, options.loss
     e, dtype = options.activation_bytes, options.kernel_dtype
-    is_trained = all(parameter.trainable for parameter in head.parameters)
+    is_trained = loss.trains_frozen_head or all(parameter.trainable for parameter in head.parameters)
     chunk, words = min(tokens, loss.checkpointed_tokens), min(vocab, loss.chunked_words)
     forward: list[Kernel] = []
     weight_gradient = (hidden * vocab * e,) if is_trained else ()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.plan.moments import BUILDING, FIRST_FORWARD, FIRST_UPDATE, JobMoment
+from zsim.report.memory import allocator_notes
 from zsim.report.report import Report
-from zsim.report.views.text.allocator import allocator_notes
 from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.verdict import Tone, Verdict

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from zsim.plan.make import is_offloaded
 from zsim.plan.ops import Plan
 from zsim.report.framework import report_role
+from zsim.report.memory import AllocatorRow
 from zsim.report.report import TracedStep
-from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_layer import has_experts

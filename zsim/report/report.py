@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
 from zsim.plan.moments import JobMoment
 from zsim.report.breakdown import Breakdown, step_breakdown
-from zsim.report.content import collective_content, plain
 from zsim.report.energy import Energy, RunCost
-from zsim.report.gpu_types import GpuTypeRow
-from zsim.report.irregular import JobRow, RankRow, StepSpread
+from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, StepSpread
 from zsim.report.limiting_sentence import limiting_sentence, overlap_doubt_sentence
-from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
+from zsim.report.memory import (
+    AllocatorRow,
+    Ledger,
+    OutOfMemory,
+    Peak,
+    Pool,
+    first_over_capacity,
+    memory_peaks,
+)
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap
+from zsim.report.settings import collective_content, plain
 from zsim.report.step_work import StepWork
 from zsim.report.traffic import (
     CollectiveRow,
@@ -28,9 +35,7 @@ from zsim.report.traffic import (
     group_rows,
     overlap_fraction,
 )
-from zsim.report.views.text.allocator import AllocatorRow
-from zsim.trace.stats import SimulationStats
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SimulationStats, Trace
 from zsim.validated.validation import Validation
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 
@@ -49,6 +54,7 @@ class JobFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     """May have "model", "cluster", "strategy". Missing labels are taken from the trace's metadata."""
     gpus_per_node: int = 1
+    """Number of ranks that share a node's memory."""
     nodes: Sequence[Pool] | None = None
     """Which traced ranks share a node, and how many of each. Without it a node holds `gpus_per_node` ranks
     like the traced one.
@@ -103,22 +109,12 @@ class TracedStep:
         return self.trace.step_seconds if self.full_seconds is None else self.full_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One step of `rank`, explained."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(JobFacts):
+    """One step of `rank`, explained. The labels are the words of the headline: model, cluster, strategy."""
 
-    zsim_version: str
     rank: int
-    gpus_per_node: int
-    """Number of ranks that share a node's memory."""
-    nodes: Sequence[Pool] | None
-    """Which ranks share a node's memory, as in `JobFacts`."""
-    labels: Mapping[str, str]
-    """The words of the headline: model, cluster, strategy."""
-    experiment: Mapping[str, Any]
     step_seconds: float
-    work: StepWork
-    capacity_bytes: Mapping[str, int | None]
     out_of_memory: OutOfMemory | None
     peaks: Mapping[str, Peak]
     breakdown: Breakdown
@@ -127,7 +123,6 @@ class Report:
     overlap_fraction: float | None
     traffic: tuple[TrafficRow, ...]
     sent: tuple[SentRow, ...]
-    evidence: Mapping[str, str]
     simulation: SimulationStats
     notes: tuple[str, ...]
     """Sentences on the job and on what is assumed of it, those on what was asked first."""
@@ -135,7 +130,6 @@ class Report:
     energy: Energy | None = None
     cost: RunCost | None = None
     critical_path_seconds: Mapping[str, float] | None = None
-    startup_bytes: int = 0
     ranks: tuple[RankRow, ...] = ()
     jitter: StepSpread | None = None
     jobs: tuple[JobRow, ...] = ()
@@ -144,13 +138,7 @@ class Report:
     step_seconds_without_overlap: float | None = None
     """The step with kernels and collectives one after the other, where the overlap is in doubt."""
     validation: Validation | None = None
-    parallelism: Mapping[str, Any] = field(default_factory=dict)
     pipeline: PipelineSection | None = None
-    rank_map: RankMap | None = None
-    model: Mapping[str, int] = field(default_factory=dict)
-    moments: tuple[JobMoment, ...] = ()
-    input_notes: tuple[str, ...] = ()
-    """The first of the notes: those on what was asked."""
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
@@ -268,10 +256,7 @@ class Report:
             "overlap_fraction": self.overlap_fraction,
             "masked_mfu_fraction": self.masked_mfu_fraction,
             "masked_hfu_fraction": self.masked_hfu_fraction,
-            "mfu_peak": {
-                "dtype": self.work.peak_dtype,
-                "flops_per_second": self.work.peak_flops_per_second,
-            },
+            "mfu_peak": {"dtype": self.work.peak_dtype, "flops_per_second": self.work.peak_flops_per_second},
             "traffic": [asdict(row) for row in self.traffic],
             "traffic_by_phase": [asdict(row) for row in self.sent],
             "notes": list(self.notes),
@@ -350,16 +335,11 @@ def make_report(
     )
     if offload is not None and offload_seconds_range is not None:
         offload = replace(offload, range_seconds=offload_seconds_range)
+    facts: dict[str, Any] = {fact.name: getattr(job, fact.name) for fact in fields(job)}
     return Report(
-        zsim_version=job.zsim_version,
+        **facts | {"labels": metadata_labels | dict(job.labels)},
         rank=step.rank,
-        gpus_per_node=job.gpus_per_node,
-        nodes=job.nodes,
-        labels=metadata_labels | dict(job.labels),
-        experiment=job.experiment,
         step_seconds=step.seconds,
-        work=work,
-        capacity_bytes=dict(job.capacity_bytes),
         out_of_memory=out_of_memory,
         peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes, job.rank_capacities),
         breakdown=breakdown,
@@ -368,14 +348,12 @@ def make_report(
         overlap_fraction=step.overlap_fraction,
         traffic=tuple(machine_use.traffic),
         sent=tuple(machine_use.sent),
-        evidence=dict(job.evidence),
         simulation=simulation,
         notes=tuple(notes),
         offload=offload,
         energy=energy,
         cost=cost,
         critical_path_seconds=critical_path_seconds,
-        startup_bytes=job.startup_bytes,
         ranks=tuple(ranks),
         jitter=jitter,
         jobs=tuple(jobs),
@@ -383,11 +361,6 @@ def make_report(
         allocator=allocator,
         step_seconds_without_overlap=step_seconds_without_overlap,
         validation=validation,
-        parallelism=job.parallelism,
-        rank_map=job.rank_map,
-        model=job.model,
-        moments=tuple(job.moments),
-        input_notes=tuple(job.input_notes),
         pipeline=pipeline,
     )
 

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 from zsim.api import simulate
-from zsim.errors import InputError, ZsimError
+from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.moments import JobMoment
 from zsim.report.job_features import framework_title
-from zsim.report.memory_profile import MemoryProfile, memory_profile
+from zsim.report.memory import Holder, MemoryProfile, Remedy, holders, memory_profile
 from zsim.report.report import Report
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout
+from zsim.report.views.meanings import CAPACITY, MEMORY
+from zsim.report.views.result import Displayable, DisplayableList, Figures
+from zsim.report.views.text.memory import (
+    By,
+    error_line,
+    moment_lines,
+    profile_lines,
+    simulated_line,
+    variant_heading,
+    variant_line,
+)
+from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import has_experts
-from zsim.validated.verdict import Verdict, verdict_of
+from zsim.study.experiment_source import ExperimentSource, experiment_of, plain_table
+from zsim.study.tune.remedy import remedy_of
+from zsim.units import format_bytes
+from zsim.validated.verdict import Verdict, mark_meanings, verdict_content, verdict_of
+
+BY = ("category", "phase", "time")
+_LIMIT = 12  # rows of each table
 
 
-@dataclass(frozen=True)
-class ProfiledJob:
-    """A job and the memory of its fullest GPU over a step."""
+@dataclass(frozen=True, repr=False)
+class MemoryResult(Displayable):
+    """A job and the memory of its fullest GPU over a step, by owner."""
 
     job: Job
     profile: MemoryProfile
@@ -33,6 +55,8 @@ class ProfiledJob:
     """The bytes that are available to tensors."""
     moments: tuple[JobMoment, ...] = ()
     """Moments of the job outside of its step that need memory too."""
+    remedy: Remedy | None = None
+    """The fewest switches that make it fit. None where that was not asked for."""
 
     @property
     def load(self) -> float:
@@ -52,15 +76,61 @@ class ProfiledJob:
         """Whether the job fits, judged by its tensors: torch's allocator is not simulated."""
         return verdict_of(self.load, framework_title(self.job), is_mixture=has_experts(self.job.model))
 
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """The owners of the memory at the peak, the blocks of one kind in one row, largest first."""
+        return [asdict(row) for row in self.holders()]
 
-def profile_memory(experiment: Experiment) -> ProfiledJob:
+    def holders(self) -> list[Holder]:
+        """Owners of the memory at the peak, the blocks of one kind combined."""
+        return holders(self.profile.at_peak)
+
+    def headline(self) -> str:
+        peak, capacity = format_bytes(self.profile.peak.total), format_bytes(self.capacity_bytes)
+        return f"{self._job()} | peak {peak} of {capacity}: {self.verdict.word}"
+
+    def lines(self, limit: int = _LIMIT) -> Iterator[str]:
+        """The tables, with `limit` rows each (0: all)."""
+        yield f"{self._job()}\n"
+        yield from profile_lines(
+            self.profile, self.verdict, capacity_bytes=self.capacity_bytes, limit=limit,
+            has_allocator=self.job.cluster.gpu.has_caching_allocator,
+        )  # fmt: skip
+        if self.moments:
+            yield ""
+            yield from moment_lines(self.moments)
+        if self.remedy is not None:
+            yield "\n" + textwrap.fill(format_remedy(self.remedy), 80, break_on_hyphens=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim memory --json` writes."""
+        content = {
+            "capacity_bytes": self.capacity_bytes,
+            "fits": self.fits,
+            **verdict_content(self.verdict),
+            **self.profile.to_dict(),
+            "moments": [asdict(row) for row in self.moments],
+        }
+        if not self.fits:
+            content["remedy"] = None if self.remedy is None else asdict(self.remedy)
+        return content
+
+    def plots(self) -> Figures:
+        rows = [(moment.phase, moment.by_category) for moment in self.profile.phases]
+        return {"phases": lambda: _stacked_bars(rows, self.capacity_bytes)}
+
+    def _job(self) -> str:
+        job = self.job
+        return f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)}"
+
+
+def profile_memory(experiment: Experiment) -> MemoryResult:
     """The memory profile that the plan's allocations and frees add up to. Its peak equals the simulated one.
 
     Raises InputError and NotSimulatedError as `simulate` does.
     """
     job = resolve(experiment)
     plan = make_plan(job)
-    return ProfiledJob(
+    return MemoryResult(
         job,
         memory_profile(plan, [framework_memory(job, plan)]),
         usable_bytes_of_fullest_gpu(job, plan),
@@ -73,7 +143,7 @@ class Variant:
     """One combination of the varied keys."""
 
     overrides: Mapping[str, Any]
-    profiled: ProfiledJob | None = None
+    profiled: MemoryResult | None = None
     report: Report | None = None
     """The simulated step, if the combination was simulated too."""
     error: str = ""
@@ -142,3 +212,165 @@ def _variants(combinations: Sequence[_Combination], simulates: bool) -> Iterator
             yield Variant(overrides, error=str(error))
         else:
             yield Variant(overrides, profiled, report)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class MemoryVariants(DisplayableList[Variant]):
+    """The memory of every combination of the varied keys. A combination that is no valid experiment has its
+    reason in `error`."""
+
+    items: tuple[Variant, ...]
+    keys: tuple[str, ...]
+    by: By = "category"
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row per combination: its settings, `fits`, the peak's bytes by category, and its step where
+        simulated."""
+        rows = []
+        for variant in self.items:
+            row: dict[str, Any] = {key: variant.overrides[key] for key in self.keys}
+            if variant.profiled is not None:
+                peak = variant.profiled.profile.peak
+                row |= {
+                    "fits": variant.profiled.fits,
+                    **verdict_content(variant.verdict),
+                    "peak_bytes": peak.total,
+                }
+                row |= {f"peak_bytes.{name}": size for name, size in peak.by_category.items()}
+            if variant.report is not None:
+                row["step_seconds"] = variant.report.step_seconds
+                row["tokens_per_second_per_gpu"] = variant.report.tokens_per_second_per_gpu
+            rows.append(row | ({"error": variant.error} if variant.error else {}))
+        return rows
+
+    def columns(self) -> Sequence[str]:
+        timed = ["step_seconds", "tokens_per_second_per_gpu"] if self.by == "time" else []
+        failed = ["error"] if any(variant.error for variant in self.items) else []
+        return [*self.keys, "fits", "verdict", "fits_probability", "peak_bytes", *timed, *failed]
+
+    def lines(self) -> Iterator[str]:
+        yield variants_heading(self.keys, self.by)
+        for variant in self.items:
+            yield variant_words(variant, self.by)
+        yield from self.legend()
+
+    def legend(self) -> Iterator[str]:
+        """The meaning of the marks in the lines."""
+        words = {variant.verdict.word for variant in self.items if variant.profiled is not None}
+        yield from mark_meanings(words)
+        if self.by == "time" and "does not fit" in words:
+            yield "Where it does not fit, the step is as if it did."
+        if self.by != "time" and words - {"does not fit"}:
+            yield "Judged by tensors; whether torch's allocator runs short, --by time marks (~)"
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The array that `zsim memory --vary ... --json` writes."""
+        return [_variant_dict(variant) for variant in self.items]
+
+    def plots(self) -> Figures:
+        rows = [
+            (variant_label(variant), variant.profiled.profile.peak.by_category)
+            for variant in self.items
+            if variant.profiled is not None
+        ]
+        limits = [variant.profiled.capacity_bytes for variant in self.items if variant.profiled is not None]
+        return {"peaks": lambda: _stacked_bars(rows, max(limits))} if rows else {}
+
+
+def memory(
+    experiment: ExperimentSource = None,
+    *,
+    vary: Mapping[str, Iterable[Any]] | None = None,
+    by: str = "category",
+    overrides: Mapping[str, Any] | None = None,
+    on_variant: Callable[[Variant], None] | None = None,
+) -> MemoryResult | MemoryVariants:
+    """Who holds a GPU's memory, and when, as `zsim memory` says. Nothing is simulated where it fits.
+
+    `vary` holds dotted keys and their values. The answer is then a `MemoryVariants` with every combination,
+    and `by` "time" also simulates each step. `on_variant` is called with each as it is done.
+
+        zsim.memory("experiment.toml").to_frame()                      # owners at the peak
+        zsim.memory("experiment.toml", vary={"training.micro_batch_size": [1, 2, 4]})
+
+    Raises InputError for an unknown key, and where no combination is an experiment.
+    """
+    if by not in BY:
+        raise InputError(f"--by {by}: expected one of {', '.join(BY)}{did_you_mean(by, BY)}")
+    resolved_experiment = experiment_of(experiment, overrides)
+    if not vary:
+        if by != "category":
+            raise InputError(f"--by {by} is for --vary; `zsim run` simulates one experiment")
+        profiled = profile_memory(resolved_experiment)
+        return profiled if profiled.fits else replace(profiled, remedy=remedy_of(resolved_experiment))
+    axes = {key: [plain_table(value) for value in values] for key, values in vary.items()}
+    variants = []
+    for variant in compare_memory(resolved_experiment, axes, simulates=by == "time"):
+        variants.append(variant)
+        if on_variant is not None:
+            on_variant(variant)
+    if all(variant.error for variant in variants):
+        raise InputError(variants[0].error)
+    return MemoryVariants(tuple(variants), tuple(axes), cast("By", by))
+
+
+def variants_heading(keys: Iterable[str], by: str) -> str:
+    """The line above those of `variant_words`."""
+    return variant_heading(", ".join(key.rpartition(".")[2] for key in keys), cast("By", by))
+
+
+def variant_words(variant: Variant, by: str) -> str:
+    """One combination in a line."""
+    label = variant_label(variant)
+    if variant.profiled is None:
+        return error_line(label, variant.error)
+    profile, report = variant.profiled.profile, variant.report
+    if report is None:
+        return variant_line(label, profile, cast("By", by), verdict=variant.verdict)
+    tokens = report.tokens_per_second_per_gpu
+    return simulated_line(
+        label, profile.peak, verdict=variant.verdict, seconds=report.step_seconds, tokens=tokens
+    )
+
+
+def variant_label(variant: Variant) -> str:
+    """The values of the varied keys."""
+    return ", ".join(_format_value(value) for value in variant.overrides.values())
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_format_value(inner)}" for key, inner in value.items()) or "as the rest"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _variant_dict(variant: Variant) -> dict[str, Any]:
+    row: dict[str, Any] = {"overrides": variant.overrides}
+    if variant.profiled is None:
+        return row | {"error": variant.error}
+    row |= {"fits": variant.profiled.fits, **verdict_content(variant.verdict)}
+    row["peak"] = variant.profiled.profile.to_dict()["peak"]
+    if variant.report is not None:
+        allocator = variant.report.allocator
+        row["may_run_out"] = allocator is not None and allocator.may_run_out
+        row["step_seconds"] = variant.report.step_seconds
+        row["tokens_per_second_per_gpu"] = variant.report.tokens_per_second_per_gpu
+    return row
+
+
+def _stacked_bars(rows: Sequence[tuple[str, Mapping[str, int]]], capacity: int) -> Figure:
+    """Bytes by category, a bar per row, against the capacity."""
+    figure = Figure(layout(150 + 40 * len(rows), barmode="stack"))
+    for name, meaning in MEMORY.items():
+        sizes = [by_category.get(name, 0) / 1e9 for _, by_category in rows]
+        if any(sizes):
+            figure.add_bar(
+                name=meaning.label, orientation="h", y=[label for label, _ in rows], x=sizes,
+                marker_color=meaning.color, hovertemplate="%{y}: %{x:.2f} GB",
+            )  # fmt: skip
+    figure.add_vline(
+        x=capacity / 1e9, line={"dash": "dash", "width": 2, "color": CAPACITY.color}, text="capacity"
+    )
+    figure.update_xaxes(title_text="GB", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", automargin=True, type="category")
+    return figure

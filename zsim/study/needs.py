@@ -8,7 +8,7 @@ are no more than `tolerance` of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,11 +19,17 @@ from zsim.plan.make import make_plan
 from zsim.plan.ops import DriveIo, OffloadWork
 from zsim.report.offload import offload_section
 from zsim.report.report import traced_step
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout, time_scale
+from zsim.report.views.meanings import CAPACITY, COMMUNICATION
+from zsim.report.views.result import DisplayableList, Figures
+from zsim.report.views.text.plain import paragraph
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.search import least_factor
-from zsim.study.sensitivity.knobs import HARDWARE, Knob
+from zsim.study.sensitivity.sensitivity import HARDWARE, Knob
 from zsim.units import format_seconds
 
 _PLENTY = 1000.0
@@ -179,3 +185,62 @@ def _used_resources(experiment: Experiment) -> list[str]:
     has_drives = any(isinstance(payload, DriveIo) for payload in payloads)
     other_link = "c2c" if job.cluster.c2c is None else "pcie"
     return [name for name in RESOURCES if name != other_link and (has_drives or not name.startswith("drive"))]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class NeedsResult(DisplayableList[Need]):
+    """The need of each resource separately, all others unchanged."""
+
+    items: tuple[Need, ...]
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row per resource."""
+        return self.to_dict()
+
+    def columns(self) -> Sequence[str]:
+        return ("resource", "available", "needed", "unit", "step_seconds", "best_step_seconds", "is_hidden")
+
+    def lines(self) -> Iterator[str]:
+        for need in self.items:
+            yield from paragraph(need.sentence(), indent=2)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The array that `zsim needs --json` writes."""
+        return [need.to_dict() for need in self.items]
+
+    def plots(self) -> Figures:
+        return {"steps": self._steps}
+
+    def _steps(self) -> Figure:
+        scale, unit = time_scale(max(need.step_seconds for need in self.items))
+        figure = Figure(layout(150 + 60 * len(self.items), barmode="group"))
+        for name, color, seconds in (
+            ("now", CAPACITY.color, [need.step_seconds for need in self.items]),
+            ("with what is needed", COMMUNICATION.color, [need.best_step_seconds for need in self.items]),
+        ):
+            figure.add_bar(
+                name=name, orientation="h", y=[need.resource for need in self.items],
+                x=[value * scale for value in seconds], marker_color=color,
+            )  # fmt: skip
+        figure.update_xaxes(title_text=f"{unit} per step", rangemode="tozero")
+        figure.update_yaxes(autorange="reversed", automargin=True)
+        return figure
+
+
+def needs(
+    experiment: ExperimentSource = None,
+    resources: Sequence[str] | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+) -> NeedsResult:
+    """How much more of what would hide the cost of offloading, as `zsim needs` finds it by simulation.
+
+    `resources` are "drives", "drive bandwidth", "pcie", "c2c", "host memory", "cpu", by default all that the
+    job uses.
+
+        for need in zsim.needs("offloaded.toml", ["cpu"]):
+            print(need.sentence())
+
+    Raises InputError where nothing is offloaded.
+    """
+    return NeedsResult(tuple(offload_needs(experiment_of(experiment, overrides), resources)))

@@ -19,6 +19,7 @@ from zsim.memo import Memo
 if TYPE_CHECKING:
     import pandas
 
+
 COLLECTIVES = frozenset(
     {
         "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "gather",
@@ -318,3 +319,19 @@ class Trace:
         frame.insert(4, "start_seconds", self.start_seconds)
         frame.insert(5, "end_seconds", self.end_seconds)
         return frame
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationStats:
+    """The cost of simulating a step."""
+
+    wall_seconds: float
+    """Seconds of this process."""
+    events: int
+    """Events of the clock."""
+    rank_classes: int
+    """Simulated ranks, one per class."""
+    world_size: int
+    """The number of all ranks."""
+    steps: int = 1
+    """Drawn steps."""

@@ -25,8 +25,7 @@ from zsim.specs.formats.export import ExportedFiles, export_files
 from zsim.study.advice import advice
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved_values
-from zsim.ui.prediction import Prediction
-from zsim.ui.process.size import check_size
+from zsim.ui.prediction import Prediction, check_size
 from zsim.units import format_bytes, format_seconds
 
 _MAX_GPUS = 16_384

@@ -16,9 +16,19 @@ from zsim.specs.model.hub_names import hub_ids_of
 from zsim.specs.presets import model_preset_names, topology_preset_names
 from zsim.study.experiment_source import parse_setting
 from zsim.study.tune.settings import base_of
-from zsim.ui.field import STAGE, TOKENS, Field, identity_choices
-from zsim.ui.fields import ADAPTERS, KIND, RUN, TRAINING, degree_fields, strategy_fields
-from zsim.ui.framework import fields_of
+from zsim.ui.field import (
+    ADAPTERS,
+    KIND,
+    RUN,
+    STAGE,
+    TOKENS,
+    TRAINING,
+    Field,
+    degree_fields,
+    fields_of,
+    identity_choices,
+    strategy_fields,
+)
 
 SIZE = ("nodes", "gpus")
 DisplayedValues = Mapping[str, Any]

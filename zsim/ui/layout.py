@@ -6,7 +6,7 @@ from typing import Any
 
 from zsim.report.views.html.report import DEVICES, MEMORY_CAPTION, STEP_CAPTION, TIMELINE_CAPTION
 from zsim.specs.strategy.requirement import phrase
-from zsim.study.topologies.animation import CLUSTER_CAPTION, LOADS_CAPTION, NUM_FRAMES, SHADES
+from zsim.study.topologies.figures import CLUSTER_CAPTION, LOADS_CAPTION, NUM_FRAMES, SHADES
 from zsim.ui.field import Field
 from zsim.ui.form import Form
 from zsim.ui.recordings import MAX_TRACE

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from zsim.comparison.compare import compare
-from zsim.comparison.views.figures import twin_timeline
+from zsim.comparison.views.page import twin_timeline
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.errors import InputError
 from zsim.report.breakdown import step_breakdown
@@ -22,7 +22,7 @@ from zsim.report.views.html.timeline import stream_timeline
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
-from zsim.ui.process.backends import Backends
+from zsim.ui.process.worker import Backends
 from zsim.ui.words import run_safely
 from zsim.units import format_seconds
 

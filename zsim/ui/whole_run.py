@@ -11,7 +11,7 @@ from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import detail_sentences, diverging_sentence, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.process.backends import Backends
+from zsim.ui.process.worker import Backends
 from zsim.ui.words import RUN_FILE, run_safely
 from zsim.units import format_duration
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from zsim.cost.kernels.kernel import total_flops
+from zsim.cost.kernels.losses import LossKernelSet
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.frameworks.prime_rl.kernels import CHUNK, CHUNKED, WHOLE
+from zsim.frameworks.prime_rl.kernels import CHUNK, CHUNKED, WHOLE, WORDS
 from zsim.operations.fused_head import FusedHead, fused_head
 from zsim.operations.linear import Linear
 from zsim.operations.operation import Module
@@ -19,10 +20,10 @@ HIDDEN, VOCAB, TOKENS = 64, 3 * CHUNK, CHUNK + 1000
 WEIGHT = HIDDEN * VOCAB
 
 
-def head(*, trainable: bool = True) -> FusedHead:
+def head(*, trainable: bool = True, loss: LossKernelSet = CHUNKED) -> FusedHead:
     weight = Parameter("weight", (VOCAB, HIDDEN), trainable=trainable)
     module = Module("lm_head", Linear(HIDDEN, VOCAB), (weight,))
-    return fused_head(module, BatchShape(1, TOKENS), replace(WorkOptions(), loss=CHUNKED))
+    return fused_head(module, BatchShape(1, TOKENS), replace(WorkOptions(), loss=loss))
 
 
 @pytest.mark.parametrize(("trainable", "products"), [(True, 3), (False, 2)])
@@ -44,11 +45,20 @@ def test_every_logit_is_moved_in_eager_kernels() -> None:
 
 
 def test_no_more_logits_exist_than_those_of_a_chunk() -> None:
-    """Kept are hidden states alone. Beside logits in 16 bits and in fp32 backward has both gradients."""
+    """Kept are hidden states alone. Beside logits in 16 bits and five tensors in fp32, of which two are of
+    the chunk before, backward has both gradients."""
     tensors, logits = head().tensors, CHUNK * CHUNK
     assert tensors.saved == (TOKENS * HIDDEN * 2,)
     assert sum(tensors.forward) == logits * (2 + 12)
-    assert sum(tensors.backward) == logits * (2 + 12 + 2) + TOKENS * HIDDEN * 2 + WEIGHT * 2
+    assert sum(tensors.backward) == logits * (2 + 20) + TOKENS * HIDDEN * 2 + WEIGHT * 2
+
+
+def test_the_first_releases_cut_words_alone_and_train_a_frozen_head() -> None:
+    """Twelve chunks of 2,048 words over all tokens, and three products backward whatever is trained."""
+    fused = head(trainable=False, loss=WORDS)
+    counts = [Counter(kernel.kind for kernel in side) for side in (fused.forward, fused.backward)]
+    assert [count["gemm"] for count in counts] == [12, 36]
+    assert sum(fused.tensors.forward) == TOKENS * 2048 * (2 + 12)
 
 
 def test_the_other_head_holds_all_logits_in_fp32() -> None:

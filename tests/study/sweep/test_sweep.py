@@ -25,12 +25,11 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.study.progress import Counts, Progress, format_duration
+from zsim.study.sweep.identity import Record, Store
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.row import report_row
-from zsim.study.sweep.store import Record, Store
 from zsim.study.sweep.study_file import load_study
-from zsim.study.sweep.sweep import Sweep, run_sweep
-from zsim.study.sweep.tables import csv_text
+from zsim.study.sweep.sweep import SweepResult, csv_text, run_sweep
 
 SMALL = """
 [base]
@@ -50,7 +49,7 @@ def study_file(folder: Path, text: str = SMALL) -> Path:
     return path
 
 
-def swept(folder: Path, text: str = SMALL, **options: Any) -> Sweep:
+def swept(folder: Path, text: str = SMALL, **options: Any) -> SweepResult:
     arguments = {"jobs": 1, "is_quiet": True, **options}
     return run_sweep(load_study(study_file(folder, text)), folder / "out", **arguments)
 

@@ -26,12 +26,7 @@ def make_tiny() -> Callable[..., zsim.Experiment]:
 
 
 def tiny(
-    strategy: dict[str, Any],
-    *,
-    memory: str = "40 GB",
-    nodes: int = 2,
-    num_layers: int = 3,
-    **training: Any,
+    strategy: dict[str, Any], *, memory: str = "40 GB", nodes: int = 2, num_layers: int = 3, **training: Any
 ) -> zsim.Experiment:
     """Two DGX A100 nodes, two sequences per rank and step; `memory` shrinks the GPUs, `**` is [training]."""
     cluster = {

@@ -11,9 +11,8 @@ import pytest
 import zsim
 from tests.study.tune.conftest import tiny
 from zsim.errors import InputError
-from zsim.study.tune.axes import choices_of
+from zsim.study.tune.axes import Candidate, candidates, choices_of
 from zsim.study.tune.axis import RECOMPUTED
-from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, schedules_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, explain

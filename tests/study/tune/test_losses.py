@@ -11,9 +11,9 @@ from tests.study.tune.conftest import TINY
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
+from zsim.study.tune.axes import candidates
 from zsim.study.tune.axis import CHECKPOINTING, LOSS
-from zsim.study.tune.candidates import candidates
-from zsim.study.tune.refine import key_without_loss, split_losses
+from zsim.study.tune.search import key_without_loss, split_losses
 from zsim.study.tune.settings import base_of
 from zsim.study.tune.text import tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import tune

@@ -9,13 +9,11 @@ import pytest
 import zsim
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, Program, find_config_mapping
-from zsim.study.tune.axes import choices_of
-from zsim.study.tune.axis import LOSS, TunedAxis
-from zsim.study.tune.base import Base
-from zsim.study.tune.candidates import candidates
-from zsim.study.tune.config_mapping import file_settings, script_changes
+from zsim.study.tune.axes import candidates, choices_of
+from zsim.study.tune.axis import LOSS, Base, TunedAxis
+from zsim.study.tune.explain import file_settings, script_changes
 from zsim.study.tune.framework import tuning_of
-from zsim.study.tune.page import tuning_page
+from zsim.study.tune.result import tuning_page
 from zsim.study.tune.settings import base_of, change_kind, value_of
 from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import tune

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from tests.ui.test_form import made
-from zsim.ui.process.readable import named_files
+from zsim.errors import NotSimulatedError
+from zsim.plan.make import make_plan
+from zsim.specs.experiment.load import change_experiment
+from zsim.specs.experiment.resolve import resolve
+from zsim.ui import prediction
+from zsim.ui.prediction import check_size
+from zsim.ui.process.backend import named_files
 
 # Asks the backend of an experiment for settings, and prints what is said of each. In a process of its own,
 # which opens nothing else afterwards.
@@ -106,3 +112,30 @@ def test_files_are_found_wherever_an_experiment_names_them(tmp_path: Path) -> No
             "strategy": {"config": [str(tmp_path / "a.json"), "--flag"]}, "nodes": 2}  # fmt: skip
     found = {Path(one).relative_to(tmp_path).as_posix() for one in named_files(data)}
     assert found == {"a.json", "folder/config.json", "c.csv"}
+
+
+# -- How large a step the page simulates -------------------------------------------------------------------
+
+
+STEPS = "training.gradient_accumulation_steps"
+
+
+def test_a_step_of_too_many_ops_is_refused_with_the_bound_and_the_way_out() -> None:
+    with pytest.raises(NotSimulatedError) as refused:
+        check_size(resolve(change_experiment(made(), {STEPS: 2_000})))
+    said = str(refused.value)
+    assert said.startswith("training.gradient_accumulation_steps: 2,000 micro-batches are about 1,")
+    assert "up to 1,000,000. With simulation.every_micro_batch = false" in said
+    check_size(resolve(change_experiment(made(), {STEPS: 2_000, "simulation.every_micro_batch": False})))
+    check_size(resolve(change_experiment(made(), {STEPS: 100})))
+
+
+def test_ops_are_counted_from_plans_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count of 40 micro-batches is that of their plan: a bound at it passes, one below does not."""
+    job = resolve(change_experiment(made(), {STEPS: 40}))
+    ops = sum(len(program.ops) for program in make_plan(job).programs)
+    monkeypatch.setattr(prediction, "MAX_OPS", ops)
+    check_size(job)
+    monkeypatch.setattr(prediction, "MAX_OPS", ops - 1)
+    with pytest.raises(NotSimulatedError, match=f"{ops:,} ops"):
+        check_size(job)

@@ -96,6 +96,8 @@ class LossKernelSet:
     """Words of the vocabulary of such a chunk, with a part of the head's weight as it is. 0 for all of them,
     with the weight cast.
     """
+    trains_frozen_head: bool = False
+    """Backward has the gradient of the head's weight even where that is not trained."""
 
     def kernels(
         self, tokens: int, vocab_size: int, element_bytes: int, dtype: str, *, is_backward: bool

@@ -7,9 +7,8 @@ from typing import Literal
 import pydantic
 
 from zsim.frameworks.ddp.settings import DdpTable
-from zsim.notebook.settings import TypedTable
-from zsim.ui.field import Field
-from zsim.ui.framework import FrameworkFields
+from zsim.specs.experiment.typed_tables import TypedTable
+from zsim.ui.field import Field, FrameworkFields
 
 
 class DdpFields(FrameworkFields):

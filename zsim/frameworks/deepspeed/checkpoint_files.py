@@ -23,8 +23,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.drive_files import aligned_numel, swap_floor_bytes
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.universal_checkpoint import add_universal_files
-from zsim.goodput.checkpoints.pickled import PickledFile
-from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.saved import PickledFile, SavedFile, SavedFiles
 from zsim.goodput.checkpoints.tensors import (
     STEP_BYTES,
     ModelStates,

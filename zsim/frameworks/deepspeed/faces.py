@@ -11,10 +11,9 @@ from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.studies import STAGE as JSON_STAGE
 from zsim.frameworks.deepspeed.studies import ZERO, parameter_offload_block, state_offload_block
 from zsim.frameworks.torch.fields import ZERO_STAGE
-from zsim.notebook.settings import TypedTable
 from zsim.specs.experiment.job import Job
-from zsim.ui.field import STAGE, Field
-from zsim.ui.framework import FrameworkFields
+from zsim.specs.experiment.typed_tables import TypedTable
+from zsim.ui.field import STAGE, Field, FrameworkFields
 
 _STATES, _PARAMETERS = "offload_optimizer", "offload_param"
 _DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}

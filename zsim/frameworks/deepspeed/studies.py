@@ -21,15 +21,14 @@ from zsim.study.tune.axis import (
     ACCUMULATION,
     MICRO_BATCH,
     AxisChoice,
+    Base,
     Choices,
     Chosen,
     TunedAxis,
     format_choice,
     key_choices,
 )
-from zsim.study.tune.base import Base
-from zsim.study.tune.framework import FrameworkTuning
-from zsim.study.tune.framework_bounds import FrameworkBounds
+from zsim.study.tune.framework import FrameworkBounds, FrameworkTuning
 
 ZERO = "strategy.config.zero_optimization."
 STAGE = ZERO + "stage"

@@ -18,8 +18,7 @@ from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.goodput.checkpoints.pickled import archive_bytes
-from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles, archive_bytes
 from zsim.goodput.checkpoints.tensors import (
     STATES,
     STEP_BYTES,

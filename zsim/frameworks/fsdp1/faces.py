@@ -8,9 +8,8 @@ import pydantic
 
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.torch.fields import FSDP_FIELDS
-from zsim.notebook.settings import TypedTable
-from zsim.ui.field import Field, identity_choices
-from zsim.ui.framework import FrameworkFields
+from zsim.specs.experiment.typed_tables import TypedTable
+from zsim.ui.field import Field, FrameworkFields, identity_choices
 
 _SHARDING = Field(
     "strategy.sharding_strategy",

@@ -10,10 +10,8 @@ from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_c
 from zsim.goodput.checkpoints.tensors import ModelStates
 from zsim.specs.experiment.job import Job
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
-from zsim.study.tune.axis import AxisChoice, Chosen, TunedAxis, key_axis
-from zsim.study.tune.base import Base
-from zsim.study.tune.framework import FrameworkTuning
-from zsim.study.tune.framework_bounds import FrameworkBounds
+from zsim.study.tune.axis import AxisChoice, Base, Chosen, TunedAxis, key_axis
+from zsim.study.tune.framework import FrameworkBounds, FrameworkTuning
 
 _PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "none")
 

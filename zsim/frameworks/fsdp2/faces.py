@@ -8,9 +8,8 @@ import pydantic
 
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.frameworks.torch.fields import FSDP_FIELDS
-from zsim.notebook.settings import TypedTable
-from zsim.ui.field import DEFAULT, Field
-from zsim.ui.framework import FrameworkFields
+from zsim.specs.experiment.typed_tables import TypedTable
+from zsim.ui.field import DEFAULT, Field, FrameworkFields
 
 _RESHARD = Field(
     "strategy.reshard_after_forward",

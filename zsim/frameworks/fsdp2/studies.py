@@ -19,11 +19,9 @@ from zsim.study.tune.axes import (
     PARALLELISM,
     RECIPES,
 )
-from zsim.study.tune.axis import AxisChoice, Chosen, TunedAxis, key_axis
-from zsim.study.tune.base import Base
+from zsim.study.tune.axis import AxisChoice, Base, Chosen, TunedAxis, key_axis
 from zsim.study.tune.degrees import DISPATCHERS, EXPERTS, LAYOUTS, data_ranks
-from zsim.study.tune.framework import FrameworkTuning
-from zsim.study.tune.framework_bounds import FrameworkBounds
+from zsim.study.tune.framework import FrameworkBounds, FrameworkTuning
 
 _WRAPPING = ("torchtitan", "torchtitan-0.1", "huggingface")
 

@@ -37,8 +37,7 @@ from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.megatron.buffer import make_layout
 from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.goodput.checkpoints.pickled import archive_bytes
-from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles, archive_bytes
 from zsim.goodput.checkpoints.tensors import ModelStates, StateTensor, untied_tensors
 
 _FILES_PER_RANK = 2

@@ -31,10 +31,10 @@ from zsim.study.tune.axis import (
     LOSS,
     RECOMPUTED,
     AxisChoice,
+    Base,
     Chosen,
     TunedAxis,
 )
-from zsim.study.tune.base import Base
 from zsim.study.tune.degrees import (
     DISPATCHERS,
     EXPERT,
@@ -45,8 +45,7 @@ from zsim.study.tune.degrees import (
     VIRTUAL,
     replicas_of,
 )
-from zsim.study.tune.framework import FrameworkTuning
-from zsim.study.tune.framework_bounds import FrameworkBounds
+from zsim.study.tune.framework import FrameworkBounds, FrameworkTuning
 
 _FUSED = "megatron-fused"
 _MODULES = (0, 12)  # the release of Megatron-Core that brought --recompute-modules

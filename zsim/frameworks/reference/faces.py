@@ -8,8 +8,8 @@ import pydantic
 
 from zsim.frameworks.reference.settings import ReferenceTable
 from zsim.frameworks.torch.fields import ZERO_STAGE
-from zsim.notebook.settings import TypedTable
-from zsim.ui.framework import FrameworkFields
+from zsim.specs.experiment.typed_tables import TypedTable
+from zsim.ui.field import FrameworkFields
 
 
 class ReferenceFields(FrameworkFields):

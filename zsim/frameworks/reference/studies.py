@@ -10,8 +10,7 @@ import numpy as np
 
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
 from zsim.goodput.checkpoints.framework import FrameworkCheckpoint, SaveOptions
-from zsim.goodput.checkpoints.pickled import VALUE_BYTES, archive_bytes
-from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.saved import VALUE_BYTES, SavedFile, SavedFiles, archive_bytes
 from zsim.goodput.checkpoints.tensors import ModelStates, StateTensor, untied_tensors
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import ModelSpec

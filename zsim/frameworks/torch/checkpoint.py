@@ -38,8 +38,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.goodput.checkpoints.framework import Config, FrameworkCheckpoint, SaveOptions
-from zsim.goodput.checkpoints.pickled import VALUE_BYTES, PickledFile, archive_bytes
-from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.saved import VALUE_BYTES, PickledFile, SavedFile, SavedFiles, archive_bytes
 from zsim.goodput.checkpoints.tensors import (
     GROUP_KEYS,
     STATES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zsim.study.tune.axis import ACCUMULATION, AxisChoice, Chosen, TunedAxis
-from zsim.study.tune.base import Base
+from zsim.study.tune.axis import ACCUMULATION, AxisChoice, Base, Chosen, TunedAxis
 
 
 def replica_counts(base: Base) -> list[int]:

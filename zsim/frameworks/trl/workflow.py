@@ -18,9 +18,10 @@ SOURCES = {
     "trl/generation/vllm_generation.py",
     "loop": "trl/trainer/grpo_trainer.py: prompts and completions of a generation are padded each to their "
     "longest, and with vLLM old log-probabilities are computed for the correction of its own",
-    "syncs": "parameter by parameter with a gather each (trl/generation/vllm_generation.py); 1 ms each is "
-    "assumed, "
+    "syncs": "parameter by parameter with a gather each, in the trainer's own type "
+    "(trl/generation/vllm_generation.py; counted in validation/rl/call_orders.json); 1 ms each is assumed, "
     "as verl's old path takes 0.8 to 1.6 ms (docs/advance/fully_async.md)",
+    "reference": "loaded as the policy is (trl/trainer/grpo_trainer.py `create_model_from_path`)",
     "controllers": "assumed: one process a GPU, without a controller",
 }
 
@@ -46,6 +47,7 @@ WORKFLOW = RlFramework(
         for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed")
     },
     has_reference=False,
+    has_one_dtype=True,
     batching="padded",
     padding="sides",
     sources=SOURCES,

@@ -13,7 +13,7 @@ from zsim.workflows.rl.framework import (
     TrainerDefaults,
 )
 
-PHASES = {"training": 3.6, "old_logprobs": 1.4}
+PHASES = {"training": 3.5, "old_logprobs": 1.4}
 """Seconds of the trainer's phases besides its passes: medians of what seven runs took more than those passes
 and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data gsm8k and
 math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints them."""
@@ -29,12 +29,15 @@ SOURCES = {
     "times), one by SGLang (4 times), and one that was timed without waiting for it",
     "reloads": "parameters come and go in every call of a worker (281ecd4c verl/workers/fsdp_workers.py "
     "`compute_log_prob`, `update_actor`; `compute_ref_log_prob` with adapters, whose reference is the actor)",
+    "loss": "log-probabilities are flash-attn's cross-entropy of logits in 16 bits, which are divided by the "
+    "temperature in place (verl/utils/torch_functional.py `logprobs_from_logits`, workers/actor/dp_actor.py)",
     "adapters": "the actor is loaded in fp32 (281ecd4c verl/workers/fsdp_workers.py, `model_dtype`)",
     "loop": "verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine_workers.py",
 }
 
 _FSDP = TrainerDefaults(
-    training={"activation_checkpointing": "full"}, adapter_training={"frozen_dtype": "fp32"}
+    training={"activation_checkpointing": "full", "cross_entropy": "fused"},
+    adapter_training={"frozen_dtype": "fp32"},
 )
 WORKFLOW = RlFramework(
     name="verl",

@@ -42,11 +42,16 @@ parts of its tensors).
 Python looks for cycles among all objects again and again while plans come in, which takes most of the time.
 torchtitan turns that off in the training process (0.2.2 tools/utils.py `GarbageCollection`), which plans
 unless another process writes.
+
+Seconds of a save and of a start of a job: simulated, or as the experiment states them.
+
+A start is that of processes and communicators, compilation and the first step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,19 +59,24 @@ from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.checkpoint import Checkpoint
-from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.framework import framework_checkpoint
-from zsim.goodput.checkpoints.machine import OverlappedStep, SavingMachine, overlapped_step
-from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates, saving_rates
-from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.checkpoints.store import (
+from zsim.goodput.checkpoints.framework import framework_checkpoint, saved_files
+from zsim.goodput.checkpoints.machine import (
+    OverlappedStep,
+    PlanningRates,
+    SavingMachine,
+    SavingRates,
+    StartingRates,
     StoreLimits,
     file_seconds,
+    overlapped_step,
     read_limits,
+    saving_rates,
+    starting_rates,
     transfer_seconds,
     write_limits,
 )
+from zsim.goodput.checkpoints.saved import SavedFiles
+from zsim.goodput.scenario import Checkpoint, Startup
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode, CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
@@ -395,10 +405,9 @@ def _check_host_memory(job: Job, table: CheckpointTable, staging_bytes: int, ste
     room = memory - step.host_bytes
     if staging_bytes > room:
         raise InputError(
-            f"run.checkpoint.mode: '{table.mode}' stages {staging_bytes / 1e9:,.0f} GB in the host memory "
-            "of a node, "
-            f"and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside "
-            "the step: out of memory; expected run.checkpoint.mode 'sync', more nodes, or less offloading"
+            f"run.checkpoint.mode: '{table.mode}' stages {staging_bytes / 1e9:,.0f} GB in the host memory of "
+            f"a node, and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside the step: "
+            "out of memory; expected run.checkpoint.mode 'sync', more nodes, or less offloading"
         )
 
 
@@ -445,3 +454,58 @@ def _rates(machine: SavingMachine, table: CheckpointTable | None) -> PlanningRat
     if is_separate_process or framework_checkpoint(strategy.kind).looks_for_cycles(strategy):
         return machine.rates.planning
     return machine.rates.planning_uncollected
+
+
+STATED_KEYS = ("blocking", "durable", "slowdown", "load", "bytes")
+_REQUIRED_KEYS = ("blocking", "load", "bytes")
+
+
+def save_cost(
+    result: Result,
+    table: CheckpointTable,
+    mode: CheckpointMode,
+    files: Callable[[], SavedFiles] | None = None,
+    simulator: Simulator | None = None,
+) -> Checkpoint:
+    """The cost of a save of this step's job in `mode`.
+
+    What the table states is taken as it is, and a stated time that training waits is all of the save unless
+    more is stated. `files` returns the files of the save. `simulator` is the one that simulated the step.
+    """
+    stated = {name: getattr(table, name) for name in STATED_KEYS if getattr(table, name) is not None}
+    if table.blocking is not None and all(name in stated for name in _REQUIRED_KEYS):
+        simulated = Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
+    else:
+        saved = None if files is None else files()
+        simulated = checkpoint_of(result.job, result, mode=mode, saved=saved, simulator=simulator)
+    cost = replace(
+        simulated,
+        bytes=stated.get("bytes", simulated.bytes),
+        blocking_seconds=stated.get("blocking", simulated.blocking_seconds),
+        load_seconds=stated.get("load", simulated.load_seconds),
+    )
+    if "blocking" in stated:
+        cost = replace(cost, durable_seconds=cost.blocking_seconds, slowdown_seconds=0.0)
+    durable = stated.get("durable", cost.durable_seconds)
+    return replace(
+        cost,
+        durable_seconds=max(durable, cost.blocking_seconds),
+        slowdown_seconds=stated.get("slowdown", cost.slowdown_seconds),
+    )
+
+
+def startup_cost(result: Result) -> Startup:
+    """The start of this step's job, on machines that have its image."""
+    job, rates = result.job, starting_rates()
+    seconds = result.report.step_seconds
+    compiled = rates.compile if job.training.compile else 0.0
+    first = seconds * (rates.first_steps - 1)
+    return Startup(rates.process, communicator_seconds(job.world_size, rates), compiled, first)
+
+
+def communicator_seconds(ranks: int, rates: StartingRates) -> float:
+    """Seconds of setting up the communicators of so many ranks: a power of their number."""
+    if ranks == 1:
+        return 0.0
+    growth = (ranks / rates.communicator_ranks) ** rates.communicator_exponent
+    return float(max(rates.communicator_least, rates.communicator_seconds * growth))

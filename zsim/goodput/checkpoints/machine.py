@@ -1,20 +1,129 @@
-"""The machine and the step as a save meets them: copies to the host, cards, drives, collectives."""
+"""The machine and the step as a save meets them: copies to the host, cards, drives, collectives.
+
+Rates of the processor's part of saving and loading, and of starting, with their sources
+(`zsim/presets/checkpoints.toml`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
 from zsim.fabric.fabric import idle_seconds
-from zsim.goodput.checkpoints.rates import SavingRates
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.plan.ops import Collective, CollectiveKind, Group
+from zsim.resources import PRESETS
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.faults import LinkFault
 from zsim.specs.experiment.job import Job, job_topology
+from zsim.specs.experiment.run.storage import StorageTable
+from zsim.units import BytesPerSecond, Duration
+
+_FILE = "checkpoints.toml"
+
+
+class PlanningRates(BaseModel):
+    """Seconds of one process for an item of a plan or of `.metadata`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    read_item: Duration
+    """Rank 0 reads an item of any rank's plan of a save."""
+    plan_item: Duration
+    """Rank 0 makes the items one plan."""
+    answer_item: Duration
+    """Rank 0 sends an item back."""
+    commit_item: Duration
+    """Rank 0 handles where an item was written, and its line in `.metadata`."""
+    load_item: Duration
+    """Rank 0 reads an item of a load's plan and sends it back as it is."""
+    metadata_item: Duration
+    """Every rank that loads reads all of `.metadata` and looks for its parts."""
+
+    def scale_to_core(self, factor: float) -> PlanningRates:
+        """The rates of a core that is `factor` times as slow."""
+        return self.model_copy(update={name: factor * seconds for name, seconds in self})
+
+
+class SavingRates(Table):
+    """Rates of one thread that saves or loads."""
+
+    archive_bandwidth: BytesPerSecond
+    """torch.save between tensors and memory."""
+    unarchive_bandwidth: BytesPerSecond
+    """torch.load between tensors and memory."""
+    archive_seconds: Duration
+    """On top of the bytes, for each tensor that torch.save archives."""
+    unarchive_seconds: Duration
+    """On top of the bytes, for each tensor that torch.load reads."""
+    file_bandwidth: BytesPerSecond
+    """torch.save into a file by name, which its C++ writes, to the page cache."""
+    state_dict_seconds: Duration
+    """The search for a parameter and its states."""
+    staging_seconds: Duration
+    """For each tensor that is staged, on top of its bytes."""
+    own_load_plan_seconds_per_item: Duration
+    """Planning the load of an item of a rank and looking it up."""
+    planning_wait: Duration
+    """The wait of a thread that launches kernels, per launch, for the interpreter while another thread of the
+    process plans.
+    """
+    archiving_wait: Duration
+    """The same, while another thread makes archives."""
+    copy_bandwidth: BytesPerSecond
+    """Host memory into new pages, on ranks that are processors."""
+    planning: PlanningRates
+    planning_uncollected: PlanningRates
+    """The planner's rates where Python does not look for cycles of objects."""
+
+    def scale_to_core(self, factor: float) -> SavingRates:
+        """The rates of a core that is `factor` times as slow. Waits for turns are no work and stay."""
+        slower = {name: getattr(self, name) / factor for name in _CORE_BANDWIDTHS}
+        slower |= {name: getattr(self, name) * factor for name in _CORE_SECONDS}
+        plans = {
+            name: getattr(self, name).scale_to_core(factor) for name in ("planning", "planning_uncollected")
+        }
+        return self.model_copy(update=slower | plans)
+
+
+_CORE_BANDWIDTHS = ("archive_bandwidth", "unarchive_bandwidth", "file_bandwidth", "copy_bandwidth")
+_CORE_SECONDS = (
+    "archive_seconds", "unarchive_seconds", "state_dict_seconds", "staging_seconds",
+    "own_load_plan_seconds_per_item",
+)  # fmt: skip
+
+
+class StartingRates(Table):
+    """Times of a start. `communicator_seconds` at `communicator_ranks` grows with ranks to the power
+    `communicator_exponent`, and is at least `communicator_least`.
+    """
+
+    process: Duration
+    """Launch to model, without the image."""
+    communicator_seconds: Duration
+    communicator_ranks: int
+    communicator_exponent: float
+    communicator_least: Duration
+    compile: Duration
+    """torch.compile without a cache."""
+    first_steps: float
+    """The number of steps' times that the first one takes."""
+
+
+def saving_rates() -> SavingRates:
+    """The rates on the reference core, that of `frameworks.toml`."""
+    return SavingRates.model_validate(read_toml(PRESETS / _FILE)["saving"])
+
+
+def starting_rates() -> StartingRates:
+    return StartingRates.model_validate(read_toml(PRESETS / _FILE)["starting"])
+
 
 _SENDING_LINKS = "nic_out"  # all links from cards to the fabric
 _NEGLIGIBLE_FRACTION, _MIN_LEFT_FRACTION = 0.01, 0.1  # fractions of a card's rate
@@ -145,3 +254,111 @@ class SavingMachine:
         group = Group.regular("world", world)
         collectives = [Collective(kind, size, "fp32", "world") for size in sizes]
         return idle_seconds(job_topology(self.job), {"world": group}, collectives)
+
+
+# -- The time until a store has taken, or given, the bytes of all ranks ------------------------------------
+
+
+_CLASSES = 64  # ranks with about as many bytes move together
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Bytes per second of one rank, of one node, of all ranks. Infinite where there is no limit."""
+
+    rank: float
+    node: float
+    total: float
+    open_seconds: float = 0.0
+    """Per file."""
+    files_per_second: float = np.inf
+    """The rate of all ranks."""
+
+
+def write_limits(table: StorageTable, threads: int, node: float) -> StoreLimits:
+    """The limits of writing with `threads` per rank through `node` bytes per second of a node's cards,
+    where the table says nothing of a node."""
+    return _limits(
+        table, threads, node, table.write_bandwidth_per_writer, table.write_bandwidth_per_node,
+        table.write_bandwidth,
+    )  # fmt: skip
+
+
+def read_limits(table: StorageTable, threads: int, node: float) -> StoreLimits:
+    """The limits of reading, which are those of writing where the table says nothing."""
+    return _limits(
+        table, threads, node,
+        table.read_bandwidth_per_reader or table.write_bandwidth_per_writer,
+        table.read_bandwidth_per_node or table.write_bandwidth_per_node,
+        table.read_bandwidth or table.write_bandwidth,
+    )  # fmt: skip
+
+
+def _limits(
+    table: StorageTable,
+    threads: int,
+    node: float,
+    per_thread: float | None,
+    per_node: float | None,
+    total: float | None,
+) -> StoreLimits:
+    efficiency = table.efficiency
+    return StoreLimits(
+        threads * per_thread if per_thread else np.inf,
+        per_node or node,
+        total * efficiency if total else np.inf,
+        table.latency,
+        table.metadata_per_second or np.inf,
+    )
+
+
+def transfer_seconds(amounts: Ints, node_of: Ints, limits: StoreLimits) -> float:
+    """Seconds until the last rank's bytes are through, all beginning at once.
+
+    Rates are max-min fair under the limits of ranks, nodes and the store, and rise as other ranks end.
+    """
+    left_bytes = _round_up_to_classes(amounts)
+    nodes = int(node_of.max(initial=0)) + 1
+    seconds = 0.0
+    while True:
+        active = left_bytes > 0
+        if not active.any():
+            return seconds
+        active_per_node = np.bincount(node_of[active], minlength=nodes)
+        caps = np.minimum(limits.rank, limits.node / active_per_node[node_of[active]])
+        rates = np.minimum(caps, _fair_rate(caps, limits.total))
+        if np.isinf(rates).all():
+            return seconds
+        step = float((left_bytes[active] / rates).min())
+        left_bytes[active] = left_bytes[active] - rates * step
+        left_bytes[left_bytes < 1.0] = 0.0
+        seconds += step
+
+
+def file_seconds(files: Ints, limits: StoreLimits) -> float:
+    """Seconds of creating or opening `files` per rank."""
+    return float(files.max(initial=0)) * limits.open_seconds + float(files.sum()) / limits.files_per_second
+
+
+def _round_up_to_classes(amounts: Ints) -> Floats:
+    """The amounts in `_CLASSES` classes at most, each as its largest member."""
+    values = np.unique(amounts[amounts > 0])
+    rounded = amounts.astype(np.float64)
+    if len(values) > _CLASSES:
+        edges = np.linspace(values[0], values[-1], _CLASSES + 1)[1:]
+        positive = amounts > 0
+        class_index = np.minimum(np.searchsorted(edges, rounded[positive] - 0.5), _CLASSES - 1)
+        largest = np.zeros(_CLASSES)
+        np.maximum.at(largest, class_index, rounded[positive])
+        rounded[positive] = largest[class_index]
+    return rounded
+
+
+def _fair_rate(caps: Floats, total: float) -> float:
+    """The rate of every rank that can reach it, so that all ranks do not exceed `total`."""
+    if caps.sum() <= total:
+        return float(np.inf)
+    ordered = np.sort(caps)
+    cumulative = np.concatenate([[0.0], np.cumsum(ordered)[:-1]])
+    levels = (total - cumulative) / np.arange(len(ordered), 0, -1)
+    return float(levels[np.argmax(levels <= ordered)])

@@ -24,9 +24,8 @@ import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints, unique
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
-from zsim.report.critical.chain import ALLOCATOR, HOST, OTHERS, Chain
-from zsim.report.critical.predecessors import Predecessors, predecessors
-from zsim.report.rank_times import StepTimes
+from zsim.report.critical.predecessors import ALLOCATOR, HOST, OTHERS, Chain, Predecessors, predecessors
+from zsim.report.rank_map import StepTimes
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 

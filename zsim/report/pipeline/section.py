@@ -11,8 +11,7 @@ from zsim.plan.ops import Plan
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.critical.path import Peers
 from zsim.report.memory import Ledger, Peak, peak
-from zsim.report.pipeline.bubbles import Bubbles, Interval, is_pipeline
-from zsim.report.pipeline.schedule import Box, boxes
+from zsim.report.pipeline.bubbles import Box, Bubbles, Interval, boxes, is_pipeline
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 

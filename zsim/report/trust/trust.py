@@ -4,22 +4,21 @@ measurements to make.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import lcm
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.report.critical.causes import cause_meaning
 from zsim.report.report import Report
-from zsim.report.trust.evidence_items import EvidenceItem, evidence_items, fraction_by_grade
-from zsim.report.trust.measure import ProposedMeasurement, propose_measurements
-from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
-from zsim.report.views.result import Column, ItemColumn, ResultTable, table_of
+from zsim.report.views.result import Column, Displayable, Figures, ItemColumn, ResultTable, table_of
 from zsim.report.views.text.plain import paragraph, shell, table, text_table
 from zsim.report.views.text.sentences import headline
+from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
 from zsim.units import format_seconds
 from zsim.validated.features import Features
 from zsim.validated.nearest import NearRun, nearest_runs
@@ -33,6 +32,198 @@ from zsim.validated.width import (
     uncounted_respects,
     width_stages,
 )
+
+MICROBENCH = "python -m validation.microbench --out microbench.json"
+NCCL_TESTS = "mpirun -np {ranks} -N {per_node} ./build/all_gather_perf -b 1M -e 4G -f 4 -g 1 > all_gather.txt"
+FIO = (
+    "fio --name=read --rw=read --bs=1M --iodepth=32 --direct=1 --ioengine=libaio --size=32G "
+    "--directory=/nvme --output-format=json > read.json"
+)
+
+_PROGRAMS = {
+    MICROBENCH: "in a checkout of zsim's source, with torch: the wheel has no package `validation`",
+    NCCL_TESTS: "of NVIDIA's nccl-tests, built with MPI=1",
+    FIO: "with fio, from your system's packages",
+}
+
+# Table -> (what to run where, the file it writes), of those that `zsim calibrate` fits.
+_RUNS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("gpu.peak", "gpu.gemm", "gpu.attention", "gpu.memory", "gpu.memory_bound", "gpu.launch",
+         "gpu.interference", "host", "pcie", "c2c", "offload"),
+        (MICROBENCH, "microbench.json"),
+    ),
+    **dict.fromkeys(("node_link", "nic", "network", "collectives"), (NCCL_TESTS, "all_gather.txt")),
+    "nvme": (FIO, "read.json"),
+}  # fmt: skip
+
+KNOWN = frozenset({"measured", "calibrated"})
+_LEAST_FRACTION = 0.01  # of the step; below it a better number does not show
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedMeasurement:
+    """A command that measures numbers which nobody has measured, and on which the step rests."""
+
+    command: str
+    calibrate: str
+    """The command that makes a cluster file of what `command` writes."""
+    tables: tuple[str, ...]
+    """The tables whose numbers are measured."""
+    step_fraction: float
+    """The fraction of the step that rests on them."""
+    program: str
+    """Which program `command` runs, and where that comes from."""
+
+
+def propose_measurements(
+    items: Sequence[EvidenceItem], cluster: str, nodes: int, gpus_per_node: int
+) -> tuple[ProposedMeasurement, ...]:
+    """The measurements that replace numbers which are neither measured nor calibrated, the largest part of
+    the step first.
+
+    Links are measured on at most 2 of the job's `nodes`. Parts below 1 % of the step are left out.
+    """
+    nodes = min(nodes, 2)
+    ranks = nodes * gpus_per_node
+    by_file: dict[str, ProposedMeasurement] = {}
+    for name, fraction in _unmeasured_tables(items):
+        command, file = _RUNS[name]
+        previous = by_file.get(file)
+        log = f" --ranks {ranks} --nodes {nodes}" if command is NCCL_TESTS else ""
+        tables = (*previous.tables, name) if previous and name not in previous.tables else (name,)
+        by_file[file] = ProposedMeasurement(
+            command.format(ranks=ranks, per_node=gpus_per_node),
+            f"zsim calibrate {file} --base {cluster}{log} --name ours --out ours.toml",
+            previous.tables if previous and name in previous.tables else tables,
+            (previous.step_fraction if previous else 0.0) + fraction,
+            _PROGRAMS[command],
+        )
+    return tuple(sorted(by_file.values(), key=lambda measurement: -measurement.step_fraction))
+
+
+def _unmeasured_tables(items: Sequence[EvidenceItem]) -> Iterator[tuple[str, float]]:
+    """The tables to measure. A part with several weak tables counts once, with the first."""
+    for item in items:
+        if item.evidence in KNOWN or item.step_fraction < _LEAST_FRACTION:
+            continue
+        fraction = item.step_fraction
+        for name in item.weakest:
+            if name in _RUNS:
+                yield name, fraction
+                fraction = 0.0
+
+
+_ORDER = tuple(reversed(EVIDENCE_ORDER))
+NOTHING = "follows"  # a part without numbers of its own: what it waits for has them
+
+# Cause of the critical path (`zsim.report.critical.causes`) -> the cluster's tables whose numbers it is
+# computed from. A tier of links that is not here is one of the network's.
+_TABLES: Mapping[str, tuple[str, ...]] = {
+    "compute": ("gpu.peak", "gpu.gemm", "gpu.attention"),
+    "hbm": ("gpu.memory", "gpu.memory_bound"),
+    "launch": ("gpu.launch",),
+    "interference": ("gpu.interference",),
+    "latency": ("collectives",),
+    "nvlink": ("node_link", "collectives"),
+    "pcie": ("pcie",),
+    "c2c": ("c2c",),
+    "network": ("nic", "collectives"),
+    "allocator": ("host",),
+    "host": ("host",),
+    "host memory": ("host", "offload"),
+    "cpu": ("offload", "host"),
+    "drives": ("nvme",),
+    "others": (),
+}
+_OTHER_TIER = ("network", "collectives")
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceItem:
+    """A part of the critical path, and the tables of numbers behind it."""
+
+    cause: str
+    seconds: float
+    step_fraction: float
+    evidence: str
+    """The weakest grade of the tables."""
+    tables: Mapping[str, str]
+    """The grade of each table."""
+    source: str
+    """The source of the first table with the weakest grade."""
+
+    @property
+    def label(self) -> str:
+        return cause_meaning(self.cause).label
+
+    @property
+    def weakest(self) -> tuple[str, ...]:
+        """The tables with the weakest grade."""
+        return tuple(name for name, grade in self.tables.items() if grade == self.evidence)
+
+    @property
+    def words(self) -> str:
+        """The tables by grade, the weakest first, such as "data sheet: peak; calibrated: gemm, attention"."""
+        by_grade = {
+            grade: [name for name, table_grade in self.tables.items() if table_grade == grade]
+            for grade in _ORDER
+        }
+        clauses = [
+            f"{grade}: {', '.join(name.removeprefix('gpu.') for name in names)}"
+            for grade, names in by_grade.items()
+            if names
+        ]
+        return "; ".join(clauses)
+
+
+def evidence_items(report: Report) -> tuple[EvidenceItem, ...]:
+    """The parts of the step's critical path, longest first. None where the chain is not known (a recording's
+    replay).
+    """
+    cluster = report.experiment.get("cluster")
+    if not report.critical_path_seconds or not isinstance(cluster, Mapping):
+        return ()
+    items = [
+        _evidence_item(cause, seconds, report.step_seconds, cluster)
+        for cause, seconds in report.critical_path_seconds.items()
+        if seconds > 0
+    ]
+    return tuple(sorted(items, key=lambda item: -item.seconds))
+
+
+def _evidence_item(
+    cause: str, seconds: float, step_seconds: float, cluster: Mapping[str, Any]
+) -> EvidenceItem:
+    tables_of_cause = [(name, _table(cluster, name)) for name in _TABLES.get(cause, _OTHER_TIER)]
+    tables = {name: table for name, table in tables_of_cause if table is not None}
+    grades = {name: str(table["evidence"]) for name, table in tables.items()}
+    grade = weakest_grade(grades.values())
+    first = next((table for name, table in tables.items() if grades[name] == grade), {})
+    return EvidenceItem(cause, seconds, seconds / step_seconds, grade, grades, str(first.get("source", "")))
+
+
+def _table(cluster: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    table: Any = cluster
+    for part in name.split("."):
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) and "evidence" in table else None
+
+
+def weakest_grade(grades: Iterable[str]) -> str:
+    """The weakest of the grades. `NOTHING` without any."""
+    distinct_grades = set(grades)
+    ordered_grades: list[Evidence] = [grade for grade in EVIDENCE_ORDER if grade in distinct_grades]
+    return ordered_grades[-1] if ordered_grades else NOTHING
+
+
+def fraction_by_grade(items: Iterable[EvidenceItem]) -> dict[str, float]:
+    """The fraction of the step that rests on each grade, best known first. Zeros are left out."""
+    totals = dict.fromkeys((*EVIDENCE_ORDER, NOTHING), 0.0)
+    for item in items:
+        totals[item.evidence] += item.step_fraction
+    return {grade: fraction for grade, fraction in totals.items() if fraction > 0}
+
 
 TITLE = "Should I believe this?"
 MEASURE = "measured step over predicted"  # of intervals and of runs beside them
@@ -137,16 +328,7 @@ class Trust(Displayable):
                 }
                 for item in self.grounds
             ],
-            "measure": [
-                {
-                    "tables": list(measurement.tables),
-                    "step_fraction": measurement.step_fraction,
-                    "command": measurement.command,
-                    "program": measurement.program,
-                    "calibrate": measurement.calibrate,
-                }
-                for measurement in self.measure
-            ],
+            "measure": [asdict(measurement) for measurement in self.measure],
             "measure_smaller": {"settings": self.smaller, "error_fraction": self.smaller_bound},
         }
 
@@ -205,8 +387,7 @@ class Trust(Displayable):
         """Why to run a measurement."""
         return (
             f"{', '.join(measurement.tables)}: {measurement.step_fraction:.0%} of the step rests on their "
-            "numbers, assumed "
-            f"or from a data sheet. Measure them {measurement.program}"
+            f"numbers, assumed or from a data sheet. Measure them {measurement.program}"
         )
 
     def _nearest_lines(self) -> Iterator[str]:

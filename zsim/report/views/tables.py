@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from zsim.report.fit import allocated_bytes
-from zsim.report.gpu_types import GpuTypeRow
-from zsim.report.irregular import JobRow, RankRow, StepSpread
+from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, StepSpread
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.traffic import CollectiveRow

@@ -14,10 +14,8 @@ from zsim.comparison.verdict import Tolerances
 from zsim.errors import InputError
 from zsim.specs.user_code import UserCode
 from zsim.study.check.baseline import Baseline
-from zsim.study.check.cases import case_rows
-from zsim.study.check.pinned import pinned_content, pinned_rows
-from zsim.study.check.rows import CheckRow, row_of_metric, step_times
-from zsim.study.check.targets import CheckTarget, TargetSearch, find_targets, load_trace
+from zsim.study.check.rows import CheckRow, pinned_content, pinned_rows, row_of_metric, step_times
+from zsim.study.check.targets import CheckTarget, TargetSearch, case_rows, find_targets, load_trace
 from zsim.study.measured.error_summary import (
     MARGIN,
     changed_rows,

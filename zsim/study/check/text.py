@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from xml.etree import ElementTree
 
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.study.check.check import CheckReport
 from zsim.study.check.rows import OUTCOMES, CheckRow, Outcome, counts, step_times
-from zsim.study.measured.text import check_lines, summary_lines
+from zsim.study.measured.error_summary import check_lines, summary_lines
 
 _MAXIMUM = 20
 _TITLES: dict[Outcome, str] = {
@@ -102,3 +103,36 @@ def _reason(row: CheckRow) -> str:
     """The reason, without the figures that differ between cases."""
     why = row.sentence.partition(" (")[0] if row.outcome == "known" else row.sentence.rpartition("; ")[2]
     return f"{row.name}: {re.sub(r'[0-9.]+%', 'part', why)}"
+
+
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_xml(rows: Sequence[CheckRow]) -> str:
+    """One test case per check. A miss is a failure. Inconclusive, known and not simulated checks are skipped
+    with their reason.
+    """
+    outcomes = counts(rows)
+    totals = {
+        "tests": str(len(rows)),
+        "failures": str(outcomes["fail"]),
+        "errors": "0",
+        "skipped": str(outcomes["inconclusive"] + outcomes["known"] + outcomes["skipped"]),
+    }
+    root = ElementTree.Element("testsuites", totals)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "zsim check", **totals})
+    for row in rows:
+        names = {"classname": _clean(row.case), "name": _clean(row.name), "time": "0"}
+        case = ElementTree.SubElement(suite, "testcase", names)
+        if row.outcome == "fail":
+            message = _clean(row.sentence or "past its tolerance")
+            ElementTree.SubElement(case, "failure", {"message": message}).text = _clean(row.line)
+        elif row.outcome != "pass":
+            message = _clean(f"{row.outcome}: {row.sentence}")
+            ElementTree.SubElement(case, "skipped", {"message": message})
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _clean(text: str) -> str:
+    return _NOT_IN_XML.sub("?", text)

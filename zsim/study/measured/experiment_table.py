@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.explain.work import step_work
+from zsim.files import make_folder, write_atomically
 from zsim.reading import read_bytes
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
@@ -25,6 +27,7 @@ from zsim.specs.experiment.load import build_experiment, resolve_paths
 from zsim.specs.experiment.overrides import set_dotted_key
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
 from zsim.study.experiment_source import parse_setting
 from zsim.study.measured.prediction import predict_job
@@ -271,3 +274,63 @@ def _clean_cells(where: str, row: Mapping[str | None, str | None]) -> dict[str, 
     if None in row.values():
         raise InputError(f"{where}: fewer cells than the header has columns; is the file whole?")
     return {str(column): str(value).strip() for column, value in row.items()}
+
+
+# -- Rows as experiment files, of which `zsim run` predicts the same --------------------------------------
+
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._ -]{0,199}"
+
+
+@dataclass(frozen=True)
+class WrittenRuns:
+    """The files that were written."""
+
+    files: Mapping[str, Path]
+    """By row."""
+
+    def lines(self, folder: Path) -> Iterator[str]:
+        """The lines for a terminal."""
+        count = len(self.files)
+        yield f"{count:,} experiment{'s' * (count != 1)} in {folder}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `--json`."""
+        return {"written": {row: str(path) for row, path in self.files.items()}}
+
+
+def write_run_experiments(tables: Sequence[Path], folder: Path) -> WrittenRuns:
+    """Write `ROW_ID.toml` for every row of the tables, with what was measured as a comment.
+
+    Raises InputError for a wrong table, before any file is written, for a name that no file can have, and for
+    two rows of one name in different tables."""
+    runs: dict[str, ExperimentRun] = {}
+    for table in tables:
+        for run in read_experiment_runs(table):
+            if not re.fullmatch(_NAME, run.row_id):
+                raise InputError(
+                    f"{table.name}: row_id '{run.row_id[:60]}' is no file's name; expected letters, digits, "
+                    "'.', '_' or '-'"
+                )
+            if run.row_id in runs:
+                raise InputError(
+                    f"{table.name}: row_id '{run.row_id}' is in another table too; expected one file a row"
+                )
+            runs[run.row_id] = run
+    make_folder(folder)
+    files = {}
+    for name, run in runs.items():
+        files[name] = folder / f"{name}.toml"
+        write_atomically(files[name], experiment_toml(run.experiment, row_comment(run)))
+    return WrittenRuns(files)
+
+
+def row_comment(run: ExperimentRun) -> str:
+    """The name of the row, its source, and its outcomes by the names of their columns."""
+    values = {name: getattr(run, name) for name in OUTCOMES}
+    measured = [f"{name} = {_toml_text(value)}" for name, value in values.items() if value is not None]
+    return f"{run.row_id}, of {run.source}\nmeasured: {', '.join(measured) or 'nothing'}"
+
+
+def _toml_text(value: float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value!r}"

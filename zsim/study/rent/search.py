@@ -17,12 +17,9 @@ from zsim.report.job_features import framework_title
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.prices import Price
 from zsim.study.differences import verdict_of_row
-from zsim.study.rent.offer import Offer, offer_of
-from zsim.study.rent.question import RentQuestion
-from zsim.study.tune.axes import coarse_choices, divisors, micro_batch_choice
-from zsim.study.tune.axis import MICRO_BATCH, AxisChoice
-from zsim.study.tune.base import Base
-from zsim.study.tune.candidates import Candidate, structure_of
+from zsim.study.rent.question import Offer, RentQuestion, offer_of
+from zsim.study.tune.axes import Candidate, coarse_choices, divisors, micro_batch_choice, structure_of
+from zsim.study.tune.axis import MICRO_BATCH, AxisChoice, Base
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.validated.verdict import verdict_of
 

@@ -15,7 +15,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
-from zsim.study.sensitivity.knobs import HARDWARE, Knob
+from zsim.study.sensitivity.sensitivity import HARDWARE, Knob
 from zsim.units import format_bytes, format_seconds
 
 PLENTY = 1000.0

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from zsim.errors import ZsimError
-from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.prepared import PreparedRun, prepare
-from zsim.goodput.scenario import Cause, Saves, Scenario
+from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.search import best_interval, run_comparable, starting_interval
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
@@ -29,6 +28,7 @@ DAY = 86_400.0
 HALF, TWICE = 0.5, 2.0
 _WORTH_SAYING = 0.0005  # of the days
 _RATES = ("write_bandwidth", "read_bandwidth")
+Part = TypeVar("Part", Failures, Cause, Recovery, Phase, Checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,57 +201,37 @@ def _closed_form(scenario: Scenario) -> float:
     return 0.0 if checkpoint is None else starting_interval(scenario, checkpoint)
 
 
+def _scale(value: Part, factor: float, *names: str) -> Part:
+    """The part of a scenario with these of its numbers multiplied. None stays None."""
+    numbers = {name: getattr(value, name) for name in names}
+    return replace(value, **{name: number * factor for name, number in numbers.items() if number is not None})
+
+
 def _scale_failures(scenario: Scenario, factor: float) -> Scenario:
-    failures = scenario.failures
-    return replace(scenario, failures=replace(failures, per_second=failures.per_second * factor))
+    return replace(scenario, failures=_scale(scenario.failures, factor, "per_second"))
 
 
 def _scale_stragglers(scenario: Scenario, factor: float) -> Scenario:
-    failures = scenario.failures
-    rate = failures.stragglers_per_second * factor
-    return replace(scenario, failures=replace(failures, stragglers_per_second=rate))
+    return replace(scenario, failures=_scale(scenario.failures, factor, "stragglers_per_second"))
+
+
+def _scale_causes(scenario: Scenario, factor: float, *names: str) -> Scenario:
+    causes = tuple(_scale(cause, factor, *names) for cause in scenario.failures.causes)
+    return replace(scenario, failures=replace(scenario.failures, causes=causes))
 
 
 def _scale_detection(scenario: Scenario, factor: float) -> Scenario:
-    recovery = scenario.recovery
-    causes = tuple(
-        cause
-        if cause.detect_seconds is None
-        else replace(cause, detect_seconds=cause.detect_seconds * factor)
-        for cause in scenario.failures.causes
-    )
-    changed = replace(
-        recovery,
-        detect_seconds=recovery.detect_seconds * factor,
-        hang_seconds=recovery.hang_seconds * factor,
-        stall_seconds=recovery.stall_seconds * factor,
-    )
-    return replace(scenario, recovery=changed, failures=replace(scenario.failures, causes=causes))
+    recovery = _scale(scenario.recovery, factor, "detect_seconds", "hang_seconds", "stall_seconds")
+    return replace(_scale_causes(scenario, factor, "detect_seconds"), recovery=recovery)
 
 
 def _scale_startup(scenario: Scenario, factor: float) -> Scenario:
-    phases = tuple(
-        replace(
-            phase,
-            startup_seconds=phase.startup_seconds * factor,
-            in_process_seconds=phase.in_process_seconds * factor,
-        )
-        for phase in scenario.phases
-    )
-    return replace(scenario, phases=phases)
+    names = "startup_seconds", "in_process_seconds"
+    return replace(scenario, phases=tuple(_scale(phase, factor, *names) for phase in scenario.phases))
 
 
 def _scale_repair(scenario: Scenario, factor: float) -> Scenario:
-    def scale_cause(cause: Cause) -> Cause:
-        median = cause.repair_median
-        return replace(
-            cause,
-            repair_seconds=cause.repair_seconds * factor,
-            repair_median=None if median is None else median * factor,
-        )
-
-    causes = tuple(map(scale_cause, scenario.failures.causes))
-    return replace(scenario, failures=replace(scenario.failures, causes=causes))
+    return _scale_causes(scenario, factor, "repair_seconds", "repair_median")
 
 
 def _mean_repair(causes: tuple[Cause, ...]) -> float:
@@ -273,9 +253,7 @@ def _scale_blocking(scenario: Scenario, factor: float) -> Scenario:
 
 
 def _scale_loading(scenario: Scenario, factor: float) -> Scenario:
-    return _change_saves(
-        scenario, lambda checkpoint: replace(checkpoint, load_seconds=checkpoint.load_seconds * factor)
-    )
+    return _change_saves(scenario, lambda checkpoint: _scale(checkpoint, factor, "load_seconds"))
 
 
 def _change_saves(scenario: Scenario, change: Callable[[Checkpoint], Checkpoint]) -> Scenario:

@@ -1,11 +1,18 @@
-"""How much a step depends on each number. Each alone is turned down and up, all others unchanged."""
+"""How much a step depends on each number. Each alone is turned down and up, all others unchanged.
+
+The numbers of a cluster and of a strategy that a study varies, by name, each with the keys it scales.
+
+A knob is defined by the experiment's own dotted keys, so that `--set` can repeat every variation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from zsim.errors import InputError, ZsimError
 from zsim.specs.cluster.cluster import Cluster
@@ -16,10 +23,169 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.rl.table import RlTable
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.topology.node_links import require_identical_nodes
 from zsim.study.rollouts import changed_numbers, drop_rollout, turned_numbers
-from zsim.study.sensitivity.knobs import HARDWARE, Knob, software_numbers
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.sweep import run_points
+from zsim.study.tune.framework import tuning_of
+
+Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One number to vary. The values at all its keys of the cluster are multiplied by the same factor."""
+
+    name: str
+    keys: tuple[str, ...]
+    """Dotted keys of the cluster. "*" matches every key of a table."""
+    unit: Unit = ""
+    display_unit: str = ""
+    """The display unit."""
+    per_unit: float = 1.0
+    """The size of the display unit in SI."""
+    is_whole: bool = False
+    is_fraction: bool = False
+    """The number is never above 1."""
+    is_excess: bool = False
+    """Only the part above 1 is scaled."""
+    is_cost: bool = False
+    """A smaller number is faster."""
+    rate_keys: tuple[str, ...] = ()
+    """Those of `keys` that are in B/s where the others have no unit."""
+
+    @property
+    def bound(self) -> float | None:
+        """The limit that no machine passes: efficiencies end at 1, slowdowns at 1 from above. None without a
+        limit."""
+        return 1.0 if self.is_fraction or self.is_excess else None
+
+    def amount(self, cluster: Cluster) -> float | None:
+        """The cluster's amount in the display unit. None (or 0) where it has none."""
+        value = next((value for _, value in self._matching_values(cluster)), None)
+        return None if value is None else value / self.per_unit
+
+    def overrides(self, cluster: Cluster, factor: float) -> dict[str, Any]:
+        """The dotted keys and values to set for `factor` times as much. Numbers that the cluster lacks are
+        left out.
+        """
+        return {
+            f"cluster.{key}": self._format_value(key, self._scale_value(value, factor))
+            for key, value in self._matching_values(cluster)
+        }
+
+    def scale_cluster(self, cluster: Cluster, factor: float) -> Cluster:
+        """The cluster with `factor` times as much, without an upper limit except that fractions stop at 1."""
+        for key, value in self._matching_values(cluster):
+            number = round(value * factor) if self.is_whole else self._scale_value(value, factor)
+            cluster = _replace_value(cluster, key.split("."), number)
+        return cluster
+
+    def _scale_value(self, value: float, factor: float) -> float:
+        scaled = 1 + (value - 1) * factor if self.is_excess else value * factor
+        return min(scaled, 1.0) if self.is_fraction else scaled
+
+    def _format_value(self, key: str, value: float) -> Any:
+        if self.is_whole:
+            return max(round(value), 1)
+        if self.unit == "B":
+            return f"{max(round(value), 1)} B"
+        unit = "B/s" if key in self.rate_keys else self.unit
+        return f"{value!r} {unit}" if unit else value
+
+    def _matching_values(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
+        require_identical_nodes(cluster, self.name)
+        for key in self.keys:
+            for path, value in _values(cluster, key.split("."), ()):
+                if value and not (self.is_excess and value <= 1):
+                    yield ".".join(path), float(value)
+
+
+def _values(
+    table: Any, pattern: list[str], prefix: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], int | float]]:
+    """(path, number) of every number that matches `pattern`, where "*" is any key."""
+    if not pattern:
+        if isinstance(table, int | float) and not isinstance(table, bool):
+            yield prefix, table
+        return
+    if table is None:
+        return
+    segment, remaining = pattern[0], pattern[1:]
+    entries: Mapping[str, Any] = (
+        {name: getattr(table, name) for name in type(table).model_fields}
+        if isinstance(table, BaseModel)
+        else table
+    )
+    names = list(entries) if segment == "*" else [segment]
+    for name in names:
+        if name in entries:
+            yield from _values(entries[name], remaining, (*prefix, name))
+
+
+def _replace_value(table: Any, path: list[str], value: float) -> Any:
+    segment, remaining = path[0], path[1:]
+    if isinstance(table, BaseModel):
+        inner = _replace_value(getattr(table, segment), remaining, value) if remaining else value
+        return table.model_copy(update={segment: inner})
+    return {**table, segment: _replace_value(table[segment], remaining, value) if remaining else value}
+
+
+def _times(prefix: str) -> tuple[str, ...]:
+    names = ("base", "intra_round", "inter_round", "network_overhead", "ramp", "network_ramp")
+    return tuple(f"{prefix}.{name}" for name in names)
+
+
+_PROTOCOLS = ("collectives.protocols.*", "collectives.algorithms.*.*")
+
+HARDWARE: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("peak arithmetic", ("gpu.peak.bf16", "gpu.peak.fp16", "gpu.peak.tf32", "gpu.peak.fp32",
+                                 "gpu.peak.fp8"), "FLOP/s", "TFLOP/s", 1e12),
+        Knob("matrix products' efficiency", ("gpu.gemm.max_fraction", "gpu.gemm.by_dtype.*"),
+             is_fraction=True),
+        Knob("short products' k_half", ("gpu.gemm.k_half",), is_cost=True),
+        Knob("attention's efficiency", ("gpu.attention.forward_fraction", "gpu.attention.backward_fraction"),
+             is_fraction=True),
+        Knob("HBM bandwidth", ("gpu.memory.bandwidth",), "B/s", "GB/s", 1e9),
+        Knob("HBM efficiency", (
+            "gpu.memory_bound.elementwise_fraction", "gpu.memory_bound.optimizer_fraction",
+            "gpu.memory_bound.copy_fraction",
+        ), is_fraction=True),
+        Knob("gap between kernels", ("gpu.launch.seconds_per_kernel",), "s", "us", 1e-6, is_cost=True),
+        Knob("slowdown beside collectives", ("gpu.interference.compute_slowdown",), is_excess=True,
+             is_cost=True),
+        Knob("slowdown of collectives", ("gpu.interference.communication_slowdown",), is_excess=True,
+             is_cost=True),
+        Knob("NVLink bandwidth", ("node_link.bandwidth",), "B/s", "GB/s per GPU", 1e9),
+        Knob("NVLink efficiency", ("node_link.efficiency",), is_fraction=True),
+        Knob("network bandwidth", ("nic.bandwidth",), "B/s", "Gb/s per card", 1e9 / 8),
+        Knob("network efficiency", ("nic.efficiency",), is_fraction=True),
+        Knob("collectives' latency", tuple(key for prefix in _PROTOCOLS for key in _times(prefix)), "s", "us",
+             1e-6, is_cost=True),
+        Knob("collectives' protocol efficiency", tuple(
+            f"{prefix}.{name}" for prefix in _PROTOCOLS for name in ("intra_fraction", "inter_fraction")
+        ), is_fraction=True),
+        Knob("PCIe bandwidth", ("pcie.bandwidth",), "B/s", "GB/s per GPU", 1e9),
+        Knob("C2C bandwidth", ("c2c.bandwidth",), "B/s", "GB/s per GPU", 1e9),
+        Knob("host's launches", ("host.seconds_per_launch",), "s", "us", 1e-6, is_cost=True),
+        Knob("frameworks' host code", ("host.overhead_factor",), is_cost=True),
+        Knob("host memory bandwidth", ("host.memory_bandwidth",), "B/s", "GB/s per node", 1e9),
+        Knob("CPU optimizer", (
+            "offload.optimizer_fraction", "offload.copy_fraction", "offload.thread_bandwidth",
+        ), rate_keys=("offload.thread_bandwidth",)),
+        Knob("drives", ("nvme.drives",), display_unit="drives", is_whole=True),
+        Knob("drive bandwidth", ("nvme.read_bandwidth", "nvme.write_bandwidth"), "B/s", "GB/s read per drive",
+             1e9),
+    )
+}  # fmt: skip
+
+
+def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
+    """The sizes of the job's framework, by name: (dotted key, value, whether it is a whole number)."""
+    return tuning_of(job.kind).sizes(job.experiment.strategy, job.strategy)
+
 
 SPREAD = 0.2  # relative, for a number whose spread is not stated
 

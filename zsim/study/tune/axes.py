@@ -1,7 +1,7 @@
 """The decisions of the search that frameworks have in common, as data, and those of each framework in order.
 
 The structure decides where states are kept and how the batch is cut. Every combination is considered, except
-for the loss, which is varied only for the best few and where memory requires it (`zsim.study.tune.refine`).
+for the loss, which is varied only for the best few and where memory requires it (`zsim.study.tune.search`).
 Details are sizes and switches that improve a good structure slightly. They are refined one after the other.
 What changes the numbers that training computes is decided apart, for the best of a search (`numerics` of
 `FrameworkTuning`). A framework's own decisions stand in its folder.
@@ -9,11 +9,13 @@ What changes the numbers that training computes is decided apart, for the best o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.specs.experiment.fp8.recipe import recipes_of
 from zsim.specs.experiment.programs import find_config_mapping
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import kinds
 from zsim.study.tune.axis import (
     ACCUMULATION,
@@ -25,10 +27,10 @@ from zsim.study.tune.axis import (
     PRECISION,
     RECIPE,
     AxisChoice,
+    Base,
     Chosen,
     TunedAxis,
 )
-from zsim.study.tune.base import Base
 from zsim.study.tune.degrees import degrees, replicas_of
 from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.settings import value_of
@@ -140,3 +142,68 @@ def axis_names() -> set[str]:
     return {
         axis.name for tuning in tunings for axis in (*tuning.structure, *tuning.details, *tuning.numerics)
     }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration: the choice on each axis."""
+
+    base: Base
+    choices: Mapping[str, AxisChoice]
+    number: int
+    """The position in the space."""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return {key: value for choice in self.choices.values() for key, value in choice.overrides.items()}
+
+    def experiment(self) -> Experiment:
+        """The candidate as an experiment. Raises InputError where the choices contradict the rest."""
+        return self.base.experiment(self.overrides)
+
+    def replace_choice(self, axis: str, choice: AxisChoice, number: int) -> Candidate:
+        return Candidate(self.base, {**self.choices, axis: choice}, number)
+
+    @property
+    def label(self) -> str:
+        """A label, e.g. "ZeRO-3, micro-batch 2, checkpointing full"."""
+        labels = [tuning_of(self.base.kind).label, *(choice.label for choice in self.choices.values())]
+        return ", ".join(label for label in labels if label)
+
+
+def structure_of(kind: str) -> Sequence[TunedAxis]:
+    """The decisions on where states are kept and how the batch is cut."""
+    return tuning_of(kind).structure
+
+
+def candidates(
+    bases: Sequence[Base],
+    axes_of: Callable[[str], Sequence[TunedAxis]] = structure_of,
+    keep: Sequence[str] = (),
+) -> list[Candidate]:
+    """The whole space, with the last axis varying fastest. Axes named in `keep` stay at the base's values.
+
+    `axes_of` says the axes of a kind of strategy.
+    """
+    space: list[Candidate] = []
+    for base in bases:
+        axes = [axis for axis in axes_of(base.kind) if axis.name not in keep]
+        for choices in _combinations(base, axes, {}, {}):
+            space.append(Candidate(base, choices, len(space)))
+    return space
+
+
+def _combinations(
+    base: Base, axes: Sequence[TunedAxis], choices: dict[str, AxisChoice], chosen: dict[str, Any]
+) -> Iterator[dict[str, AxisChoice]]:
+    if not axes:
+        yield choices
+        return
+    axis, *other_axes = axes
+    options = choices_of(axis, base, chosen)
+    if not options:
+        yield from _combinations(base, other_axes, choices, chosen)
+    for option in options:
+        yield from _combinations(
+            base, other_axes, {**choices, axis.name: option}, {**chosen, **option.overrides}
+        )

@@ -32,7 +32,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
 from zsim.specs.strategy.training import TrainingConfig
-from zsim.study.tune.framework_bounds import bounds_of
+from zsim.study.tune.framework import bounds_of
 from zsim.study.tune.stage_bounds import StageBounds
 
 

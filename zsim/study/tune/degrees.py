@@ -22,8 +22,7 @@ from typing import Any
 from zsim.specs.model.expert_layer import num_experts
 from zsim.specs.model.spec import Module
 from zsim.specs.strategy.parallelism import SINGLE_STAGE, V_SHAPED
-from zsim.study.tune.axis import AxisChoice, Chosen, TunedAxis
-from zsim.study.tune.base import Base
+from zsim.study.tune.axis import AxisChoice, Base, Chosen, TunedAxis
 from zsim.study.tune.framework import tuning_of
 
 TENSOR, PIPELINE, CONTEXT = "parallelism.tensor", "parallelism.pipeline", "parallelism.context"
@@ -93,13 +92,7 @@ def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
         for ends in (0, 1):
             if (layers + 2 * ends) % stages == 0 and (layers + 2 * ends) // stages > ends:
                 for schedule in schedules_of(base.kind, virtual):
-                    yield {
-                        PIPELINE: pipeline,
-                        VIRTUAL: virtual,
-                        SCHEDULE: schedule,
-                        FIRST: ends,
-                        LAST: ends,
-                    }
+                    yield {PIPELINE: pipeline, VIRTUAL: virtual, SCHEDULE: schedule, FIRST: ends, LAST: ends}
                 break
 
 

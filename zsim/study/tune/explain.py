@@ -4,25 +4,59 @@ Forward selection over the axes in which the two differ. At each step the change
 made, and every combination on the way is checked for memory and simulated. Changes without a gain are left
 out. Every combination has the same global batch: with other degrees, or another micro-batch, the number of
 micro-batches changes too. A budget ends the selection: all remaining changes are then one step.
+
+The choices that the program's configuration file can express, and those that need a change of the training
+script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf
 from typing import Any
 
+from zsim.specs.experiment.programs import NAMES, find_config_mapping, program_of
 from zsim.study.differences import is_distinguishable
-from zsim.study.tune.axes import PARALLELISM, micro_batch_choice
-from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH
-from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.config_mapping import script_change
+from zsim.study.tune.axes import PARALLELISM, Candidate, micro_batch_choice
+from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH, Base
 from zsim.study.tune.degrees import replicas_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
-from zsim.study.tune.refine import WORTH
+from zsim.study.tune.search import WORTH
 from zsim.study.tune.settings import base_of, value_of
+
+
+def script_changes(candidate: Candidate) -> Iterator[str]:
+    """The candidate's changes that no file can express, e.g. "training.cross_entropy = fused: ..."."""
+    base = candidate.base
+    program = base.program
+    if program is not None and program_of(program, base.kind) is None:
+        yield f"strategy.kind = {base.kind}: another strategy than {NAMES[program]}'s file has"
+    for key, value in candidate.overrides.items():
+        instruction = script_change(base, key, value)
+        if instruction:
+            yield f"{key} = {str(value).lower() if isinstance(value, bool) else value}: {instruction}"
+
+
+def file_settings(candidate: Candidate) -> Iterator[str]:
+    """Sentences on where the program's files express the candidate's changes of [training]."""
+    base = candidate.base
+    program = program_of(base.program, base.kind)
+    for key, value in candidate.overrides.items():
+        mapping = find_config_mapping(program, base.kind, key, value)
+        is_changed = key.startswith("training.") and value != value_of(base, {}, key)
+        if program is not None and is_changed and mapping is not None and mapping.location == "file":
+            yield f"{NAMES[program]} is told {key} = {value} by {mapping.instruction}"
+
+
+def script_change(base: Base, key: str, value: Any) -> str:
+    """How the script must change for the key to have this value, or "" if no change is needed."""
+    if value == value_of(base, {}, key):
+        return ""
+    mapping = find_config_mapping(base.program, base.kind, key, value)
+    return mapping.instruction if mapping is not None and mapping.location == "script" else ""
+
 
 _MAX_JOINT_AXES = 3  # largest number of axes tried as one change, before all that are left at once
 _BATCH = "micro-batch"  # the axis

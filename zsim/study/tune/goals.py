@@ -9,12 +9,9 @@ from typing import Any
 from zsim.errors import InputError, ZsimError
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.study.tune.axes import divisors
-from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH, AxisChoice, TunedAxis
-from zsim.study.tune.base import Base
-from zsim.study.tune.candidates import Candidate, candidates, structure_of
-from zsim.study.tune.days import least_days
-from zsim.study.tune.evaluate import Evaluator
+from zsim.study.tune.axes import Candidate, candidates, divisors, structure_of
+from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis
+from zsim.study.tune.evaluate import Evaluator, least_days
 from zsim.study.tune.search import Objective, cheapest, fastest
 from zsim.study.tune.settings import base_of, change_kind, resize_base
 
@@ -268,9 +265,8 @@ def _layers(base: Base) -> tuple[str, int]:
     model = base.job.experiment.model
     if base.job.model.captured is not None:
         raise InputError(
-            f"model '{base.job.model.name}': was captured from a torch module, whose number of layers "
-            "zsim cannot "
-            "change; expected a preset or config.json"
+            f"model '{base.job.model.name}': was captured from a torch module, whose number of layers zsim "
+            "cannot change; expected a preset or config.json"
         )
     assert not isinstance(model, ModelSpec), "one that is no file was captured"
     config = model if isinstance(model, Mapping) else read_model_config(model)[0]

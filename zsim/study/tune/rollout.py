@@ -13,7 +13,7 @@ from typing import Any
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError, did_you_mean
-from zsim.report.views.displayable import Displayable
+from zsim.report.views.result import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.rl.table import RlTable
@@ -99,10 +99,7 @@ class RolloutTuning(Displayable):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `zsim tune` with `[rl]`."""
-        return {
-            "best": [candidate.to_dict() for candidate in self.candidates],
-            "refused": dict(self.refused),
-        }
+        return {"best": [candidate.to_dict() for candidate in self.candidates], "refused": dict(self.refused)}
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         return [candidate.to_dict() for candidate in self.candidates]

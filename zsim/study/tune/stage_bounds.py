@@ -38,7 +38,7 @@ from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 from zsim.specs.topology.topology import Topology
-from zsim.study.tune.framework_bounds import bounds_of
+from zsim.study.tune.framework import bounds_of
 
 _SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
 

@@ -14,10 +14,8 @@ from zsim.specs.experiment.labels import gpus_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.study.differences import format_step_range, is_distinguishable, range_of_row, verdict_of_row
-from zsim.study.tune.config_mapping import file_settings, script_changes
-from zsim.study.tune.days import RunDays
-from zsim.study.tune.evaluate import CandidateResult
-from zsim.study.tune.explain import Change, TuningStep
+from zsim.study.tune.evaluate import CandidateResult, RunDays
+from zsim.study.tune.explain import Change, TuningStep, file_settings, script_changes
 from zsim.study.tune.tune import Tuning
 from zsim.units import format_bytes, format_duration, format_gpus, format_percent, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE

@@ -12,16 +12,14 @@ from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES
-from zsim.study.tune.axes import LOSSES, PARALLELISM, axis_names
-from zsim.study.tune.base import Base
-from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.axes import LOSSES, PARALLELISM, Candidate, axis_names
+from zsim.study.tune.axis import Base
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
 from zsim.study.tune.explain import TuningStep, differing_axes, explain, needed_steps
 from zsim.study.tune.framework import degree_kinds, tuning_of
 from zsim.study.tune.goals import GOALS, Question
-from zsim.study.tune.refine import other_numerics
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
-from zsim.study.tune.search import SearchResult
+from zsim.study.tune.search import SearchResult, other_numerics
 from zsim.study.tune.settings import base_of
 from zsim.study.tune.verify import LONGEST, Verifier, simulate_start, start_verdict
 from zsim.validated.verdict import Verdict

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.study.differences import verdict_of_row
-from zsim.study.tune.axes import LOSSES
-from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.axes import LOSSES, Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
 from zsim.study.tune.explain import differing_axes
 from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.goals import Space
-from zsim.study.tune.refine import choose_loss, key_without_loss, refine, split_losses
-from zsim.study.tune.search import SearchResult, search
+from zsim.study.tune.search import SearchResult, choose_loss, key_without_loss, refine, search, split_losses
 from zsim.validated.verdict import Verdict
 
 _CLOSE = 1.03  # a second structure within this ratio of the best is refined too

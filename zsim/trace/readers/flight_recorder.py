@@ -21,7 +21,7 @@ from zsim.trace.collective_names import (
     parse_int,
     parse_ranks,
 )
-from zsim.trace.readers.json_stream import WRONG_VALUE, JsonStream, wrong_value
+from zsim.trace.readers.content import WRONG_VALUE, JsonStream, wrong_value
 from zsim.trace.readers.recording import UNKNOWN, Recording
 from zsim.trace.trace import SpanInfo
 

@@ -11,10 +11,17 @@ from typing import Any, TypeVar
 
 from zsim.errors import InputError
 from zsim.reading import parse_json, read_text
-from zsim.trace.readers.content import Content, is_tar, read_members
+from zsim.trace.readers.content import (
+    EXPECTED,
+    WRONG_VALUE,
+    Content,
+    JsonStream,
+    is_tar,
+    read_members,
+    wrong_value,
+)
 from zsim.trace.readers.flight_recorder import read_flight_recorder
 from zsim.trace.readers.join_ranks import join
-from zsim.trace.readers.json_stream import EXPECTED, WRONG_VALUE, JsonStream, wrong_value
 from zsim.trace.readers.kineto.recording import read_kineto
 from zsim.trace.readers.nsys import read_nsys
 from zsim.trace.readers.recording import Recording

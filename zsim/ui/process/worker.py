@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from zsim.errors import NotSimulatedError, ZsimError
+from zsim.ui.form import Form
 
 MAX_SECONDS = 120.0  # of one request; a busy machine may take so long for what takes 10 s alone
 MAX_BYTES = 4 * 2**30
@@ -211,3 +212,27 @@ def _limit_memory(max_bytes: int) -> int:
 def _exit_with_parent(process: BaseProcess) -> None:
     process.join()
     os._exit(0)
+
+
+# -- The page's processes: one that answers, one that searches remedies, one for the curve -----------------
+
+
+_MAX_SECONDS_ASIDE = 600.0  # of what the page does not wait for
+_NICENESS_OF_CURVE = 10  # it is asked for by nobody, and leaves processor time to who turns settings
+
+
+class Backends:
+    """A backend in each of three processes, for one form. `make` makes a backend there."""
+
+    def __init__(self, form: Form, make: Callable[[], Any]) -> None:
+        self.form = form
+        self.answer_worker = Worker("the answer", make)
+        self.remedy_worker = Worker("what would fit", make, max_seconds=_MAX_SECONDS_ASIDE)
+        self.curve_worker = Worker(
+            "the curve", make, niceness=_NICENESS_OF_CURVE, max_seconds=_MAX_SECONDS_ASIDE
+        )
+
+    def end(self) -> None:
+        """End all that is under way: the page shows another setting."""
+        for worker in (self.answer_worker, self.remedy_worker, self.curve_worker):
+            worker.end()

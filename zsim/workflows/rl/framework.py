@@ -173,6 +173,10 @@ class RlFramework:
     """Bytes/s at which a colocated job's offloaded parameters come to the GPUs for each pass of the trainer,
     and leave again. Infinite where they stay until the next rollout.
     """
+    has_one_dtype: bool = False
+    """The weights that are sent and those of a reference are of the type that the trainer's are. Else of the
+    engine's, and in 16 bits.
+    """
     recomputes_caches: bool = False
     """After new weights, the caches of responses that go on are computed again."""
     batching: Batching = "packed"

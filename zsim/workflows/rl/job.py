@@ -170,7 +170,8 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         bare = defaults.apply(bare)
     cluster = simulator.cluster(experiment.cluster)
     total_gpus = _total_gpus(experiment, cluster)
-    rollout_gpus, training_gpus = _gpus(table, total_gpus)
+    is_listed = experiment.placement.gpus_per_node is not None
+    rollout_gpus, training_gpus = _gpus(table, total_gpus, total_gpus if is_listed else cluster.gpus_per_node)
     update_base = simulator.job(bare if training_gpus == total_gpus else _trainer_on(bare, training_gpus))
     samples = draw_samples(
         table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
@@ -413,8 +414,8 @@ def _total_gpus(experiment: Experiment, cluster: Cluster) -> int:
     return (experiment.nodes or 1) * cluster.gpus_per_node
 
 
-def _gpus(table: RlTable, total: int) -> tuple[int, int]:
-    """GPUs of the rollout and of the trainer."""
+def _gpus(table: RlTable, total: int, per_node: int) -> tuple[int, int]:
+    """GPUs of the rollout and of the trainer, which has whole nodes where it has more than one."""
     requested = table.rollout.gpus
     if table.placement == "colocated":
         if requested is not None:
@@ -428,6 +429,13 @@ def _gpus(table: RlTable, total: int) -> tuple[int, int]:
         raise InputError(
             f"rl.rollout.gpus: found {rollout} of {total} GPUs, which leaves {total - rollout} to "
             f"training; expected 1 to {total - 1}"
+        )
+    training = total - rollout
+    if training > per_node and (rest := training % per_node):
+        nearest = " or ".join(str(gpus) for gpus in (rollout + rest - per_node, rollout + rest) if gpus > 0)
+        raise InputError(
+            f"rl.rollout.gpus: found {rollout} of {total} GPUs, which leaves {training} to training, no "
+            f"whole nodes of {per_node}; expected {nearest}"
         )
     return rollout, total - rollout
 

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 
-from zsim.dtypes import DTYPE_BYTES
 from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
-from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes
+from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes, parameter_bytes
 from zsim.workflows.rollout.limits import ENGINE_OVERHEAD
 
 ENGINE = ("rollout_weights", "kv_cache", "engine")
@@ -105,18 +104,19 @@ def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
     return kept
 
 
-def _reference_bytes(job: RlJob, parameter_bytes: int) -> int:
+def _reference_bytes(job: RlJob, shard_bytes: int) -> int:
     """A GPU's shard of a reference model that stays there. With adapters the actor without them is the
     reference."""
     if job.table.reference != "resident" or not job.has_reference or job.has_adapters:
         return 0
-    return _shard_bytes(job, parameter_bytes)
+    return _shard_bytes(job, shard_bytes)
 
 
-def _shard_bytes(job: RlJob, parameter_bytes: int) -> int:
-    """A GPU's shard of a model in 16 bits, cut as the actor's parameters are."""
-    stored_bytes = job.update_job.model.numel * DTYPE_BYTES[job.update_job.training.stored_dtype]
-    return round(TRAINED_BYTES * job.update_job.model.numel * min(1.0, parameter_bytes / stored_bytes))
+def _shard_bytes(job: RlJob, shard_bytes: int) -> int:
+    """A GPU's shard of a reference, in 16 bits or the actor's type, cut as the actor's parameters are."""
+    numel, size = job.update_job.model.numel, parameter_bytes(job.update_job)
+    own_size = size if job.framework.has_one_dtype else min(size, TRAINED_BYTES)
+    return round(own_size * numel * min(1.0, shard_bytes / (size * numel)))
 
 
 def engine_bytes(phase: PhaseMemory) -> int:

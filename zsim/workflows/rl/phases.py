@@ -13,6 +13,7 @@ from zsim.explain.report_of import report_of_step
 from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.topology.topology import Topology
 from zsim.workflows.rl.job import RlJob, packed_job
@@ -150,7 +151,18 @@ def broadcast_bandwidth(job: RlJob) -> float:
 
 def model_bytes(job: RlJob) -> float:
     """Bytes of the weights that the engines get."""
-    return float(job.update_job.model.numel * DTYPE_BYTES[job.model.layout.weight_dtype])
+    size = DTYPE_BYTES[job.model.layout.weight_dtype]
+    if job.framework.has_one_dtype:
+        size = parameter_bytes(job.update_job)
+    return float(job.update_job.model.numel * size)
+
+
+def parameter_bytes(trainer: Job) -> int:
+    """Bytes of a weight in the parameters that a trainer has on its GPUs."""
+    training = trainer.training
+    if training_of(trainer.kind).has_stored_dtype:
+        return DTYPE_BYTES[training.stored_dtype]
+    return TRAINED_BYTES if training.precision == "fp8" else DTYPE_BYTES[training.precision]
 
 
 def num_tensors(model: ModelSpec) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
 from zsim.report.energy import bill
-from zsim.report.views.displayable import Displayable
+from zsim.report.views.result import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.labels import gpus_label, strategy_label

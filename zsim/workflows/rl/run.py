@@ -13,8 +13,8 @@ from typing import Any
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.failure_rates import DAY
 from zsim.goodput.prepared import PreparedRun, SimulatedPhase, WholeStep, run_length
+from zsim.goodput.scenario import DAY
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment

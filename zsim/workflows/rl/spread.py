@@ -26,9 +26,9 @@ class PhaseSpread(NamedTuple):
         return seconds / self.below, seconds * self.above
 
 
-STEP = PhaseSpread(1.38, 1.38)
+STEP = PhaseSpread(1.39, 1.39)
 """13 steps, of NeMo-RL and of verl."""
-PASSES = PhaseSpread(1.38, 1.38)
+PASSES = PhaseSpread(1.37, 1.37)
 """21 phases of verl's trainer: updates, old log-probabilities and the reference."""
 ROLLOUT = PhaseSpread(1.28, 1.28)
 """Seven rollouts of verl."""

@@ -14,6 +14,7 @@ import numpy as np
 from zsim.arrays import Ints
 from zsim.report.fit import ReservedMemory, reserved_memory
 from zsim.report.memory import MemoryLevels
+from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.meanings import (
@@ -21,12 +22,14 @@ from zsim.report.views.meanings import (
     COMMUNICATION,
     MEMORY,
     RESERVED,
+    SPANS,
     TOTAL,
     WHOLE_STEP,
     Meaning,
     span_meaning,
     text_on,
 )
+from zsim.trace.drives import DIRECTIONS, DriveRates
 from zsim.units import format_bytes, format_rate, format_seconds
 
 _MAX_POINTS = 1500
@@ -189,15 +192,10 @@ def memory_timeline(usage: MemoryLevels, report: Report, device: str) -> Figure:
     figure.update_yaxes(title_text="GB", range=[0, top * 1.08], automargin=True)
     figure.update_xaxes(title_text=unit, range=[0, report.step_seconds * scale], title_standoff=6)
     if capacity:
-        figure.add_hline(
-            y=capacity / 1e9,
-            line=_CAPACITY_LINE,
-            text=f"capacity {format_bytes(capacity)}",
-        )
+        figure.add_hline(y=capacity / 1e9, line=_CAPACITY_LINE, text=f"capacity {format_bytes(capacity)}")
     if reserved is not None:
         figure.add_hline(
-            y=reserved.held_bytes / 1e9,
-            line={"dash": "dot", "width": 2, "color": RESERVED.color},
+            y=reserved.held_bytes / 1e9, line={"dash": "dot", "width": 2, "color": RESERVED.color}
         )
         figure.add_annotation(
             text=f"reserved {format_bytes(reserved.held_bytes)}",
@@ -312,3 +310,41 @@ def _label(figure: Figure, row: str, x: float, count: int, *, is_behind: bool, i
         showarrow=False,
         **colour,
     )
+
+
+# -- Offloading on the page: the stall by cause, every tier, the drives of a node over time ----------------
+
+
+def range_sentence(report: Report, section: OffloadSection) -> str:
+    """The error bar of the step, with its evidence grade, and how it differs from the range by validated
+    runs."""
+    if section.range_seconds is None:
+        return ""
+    fast, slow = map(format_seconds, section.range_seconds)
+    grade = report.evidence.get("offload", "assumed")
+    sentence = (
+        f"With PCIe, host memory, CPU and drives at the ends of what their evidence allows ({grade} at the "
+        f"weakest), the step takes {fast} to {slow}"
+    )
+    if report.validation is None:
+        return f"{sentence}."
+    return f"{sentence}; the step range (80 %) counts that."
+
+
+def drive_timeline(rates: DriveRates, report: Report) -> Figure:
+    """Reads and writes of a node's drives over the step, summed over all ranks of the node."""
+    scale, unit = time_scale(report.step_seconds)
+    figure = Figure(layout(260))
+    last = max(float(rates.seconds[-1]), report.step_seconds)
+    times = np.concatenate([[0.0], rates.seconds, [last]]) * scale
+    for direction in DIRECTIONS:
+        meaning = SPANS[f"nvme_{direction}"]
+        level = np.concatenate([[0.0], getattr(rates, direction), [0.0]]) / 1e9
+        figure.add_scatter(
+            name=meaning.label, x=times, y=level, mode="lines", fill="tozeroy",
+            line={"shape": "hv", "width": 1, "color": meaning.color},
+            hovertemplate="%{y:.2f} GB/s<extra>" + meaning.label + "</extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text=unit, range=[0, report.step_seconds * scale], title_standoff=6)
+    figure.update_yaxes(title_text="GB/s", rangemode="tozero", automargin=True)
+    return figure

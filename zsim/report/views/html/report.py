@@ -12,14 +12,14 @@ from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.trust.trust import MEASURE, TITLE, errors_figure, near_table, trust_of
-from zsim.report.views.displayable import Figures
 from zsim.report.views.html import figures
-from zsim.report.views.html import offload as offload_page
 from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import drive_timeline, range_sentence
 from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import close_ups, report_timeline
 from zsim.report.views.meanings import EVIDENCE
+from zsim.report.views.result import Figures
 from zsim.report.views.tables import (
     breakdown_table,
     collective_table,
@@ -165,9 +165,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
                 figures.memory_waterfall(report, device),
             ),
             "timeline": plot(
-                f"memory-{device}",
-                MEMORY_CAPTION,
-                figures.memory_timeline(usage, report, device),
+                f"memory-{device}", MEMORY_CAPTION, figures.memory_timeline(usage, report, device)
             ),
             "table": memory_table(report, device),
             "total": format_bytes(peak.total),
@@ -207,12 +205,12 @@ def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
     drives = None
     if rates is not None:
         caption = "All ranks of the node together; over each request its mean rate."
-        drives = plot("drives", caption, offload_page.drive_timeline(rates, report))
+        drives = plot("drives", caption, drive_timeline(rates, report))
     return {
         "table": offload_table(report, section),
         "moved": moved_table(section),
         "drives": drives,
-        "range": offload_page.range_sentence(report, section),
+        "range": range_sentence(report, section),
     }
 
 

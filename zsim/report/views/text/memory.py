@@ -7,7 +7,7 @@ from typing import Literal
 
 from zsim.plan.memory.tensors import MemoryKey
 from zsim.plan.moments import JobMoment
-from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
+from zsim.report.memory import Holder, MemoryProfile, Moment, holders
 from zsim.report.views.meanings import MEMORY
 from zsim.report.views.result import Column
 from zsim.report.views.text.plain import named_columns, table

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.report.fit import allocator_sentences, fit_of, moment_notes
+from zsim.report.energy import bill
+from zsim.report.fit import allocator_sentences, breaking_sentence, fit_of, moment_notes
 from zsim.report.report import Report
-from zsim.report.views.html.offload import range_sentence
+from zsim.report.views.html.figures import range_sentence
 from zsim.report.views.meanings import EVIDENCE, Meaning
 from zsim.report.views.result import Bar, Cell, ResultTable
 from zsim.report.views.tables import (
@@ -22,15 +23,16 @@ from zsim.report.views.tables import (
     traffic_table,
 )
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
-from zsim.report.views.text.plain import WIDTH
+from zsim.report.views.text.plain import WIDTH, paragraph
 from zsim.report.views.text.sentences import headline
-from zsim.units import GIGABYTES, format_flops, format_percent, format_seconds
+from zsim.units import GIGABYTES, format_bytes, format_flops, format_percent, format_seconds, format_tokens
 from zsim.validated.validation import Validation, describe_unexplained, format_validation
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
     from rich.text import Text
+
 
 _BAR_CELLS = 28
 _STYLES = {"total": "bold", "aside": "dim", None: None}
@@ -232,10 +234,7 @@ def _table(table: ResultTable, is_plain: bool) -> RichTable:
     )
     for index, column in enumerate(table.columns):
         shown.add_column(
-            column.title,
-            justify="left" if column.is_left else "right",
-            no_wrap=index > 0,
-            header_style="dim",
+            column.title, justify="left" if column.is_left else "right", no_wrap=index > 0, header_style="dim"
         )
     for index, row in enumerate(table.rows):
         style = _STYLES.get(table.tones.get(index))
@@ -270,3 +269,62 @@ def _grid() -> RichTable:
     for style in ("dim", "bold", "dim", "bold"):
         table.add_column(style=style, no_wrap=True)
     return table
+
+
+_BILLION = 1e9
+_UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+_LEAST = 2.0  # of a unit, of which smaller amounts are told in the next one
+
+
+def brief_lines(report: Report) -> Iterator[str]:
+    """Whether the job fits, its step with the range of 80 %, and hours and money to the end.
+
+    Each is a line of 80 columns, and goes on in a second one where it is longer. Notes on what was asked,
+    such as keys of a file that are not read, follow.
+    """
+    notes = (f"note: {note}" for note in report.input_notes)
+    for text in (_fit_text(report), _step_text(report), _run_text(report), *notes):
+        yield "\n".join(paragraph(text, indent=2))
+
+
+def _fit_text(report: Report) -> str:
+    peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
+    verdict = fit_of(report).verdict
+    used = format_bytes(peak) + (f" of {format_bytes(capacity)}" if capacity else "")
+    breaking = breaking_sentence(report)
+    phrases = (f"{used}, {verdict.odds}", breaking[:1].lower() + breaking[1:])
+    labels = (report.labels.get(name) for name in ("model", "strategy", "cluster", "gpus"))
+    job = ", ".join(label for label in labels if label)
+    return f"{verdict.word.upper()}  {'; '.join(filter(None, phrases))}: {job}"
+
+
+def _step_text(report: Report) -> str:
+    text = f"step {format_seconds(report.step_seconds)}"
+    if report.step_seconds_range is not None:
+        low, high = report.step_seconds_range
+        text += f" ({format_seconds(low)} to {format_seconds(high)})"
+    if report.tokens_per_second_per_gpu is not None:
+        text += f", {report.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
+    if report.mfu_fraction is not None:
+        text += f", MFU {report.mfu_fraction * 100:.1f} %"
+    return text
+
+
+def _run_text(report: Report) -> str:
+    """Time, GPU-hours and money of the run, or of a billion tokens where the run has no length.
+
+    A run of less than one step takes one.
+    """
+    cost = report.cost
+    has_length = cost is not None and cost.tokens is not None
+    tokens = cost.tokens if cost is not None and cost.tokens is not None else _BILLION
+    seconds = max(tokens / report.step_tokens, 1.0) * report.step_seconds
+    unit, unit_seconds = next((row for row in _UNITS if seconds >= _LEAST * row[1]), _UNITS[-1])
+    gpu_hours = seconds * report.simulation.world_size / 3600.0
+    steps = ", less than one step, which takes" if tokens < report.step_tokens else ":"
+    text = f"{format_tokens(tokens)} tokens{steps} {seconds / unit_seconds:,.1f} {unit}"
+    if report.step_seconds_range is not None:
+        low, high = (seconds / unit_seconds * end / report.step_seconds for end in report.step_seconds_range)
+        text += f" ({low:,.1f} to {high:,.1f} {unit})"
+    text += f", {bill(gpu_hours, cost)}"
+    return text if has_length else f"{text}; --tokens N or --samples N"

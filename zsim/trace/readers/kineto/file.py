@@ -24,7 +24,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.trace.collective_names import is_collective_kernel, parse_int
-from zsim.trace.readers.json_stream import EXPECTED, WRONG_VALUE, JsonStream, wrong_value
+from zsim.trace.readers.content import EXPECTED, WRONG_VALUE, JsonStream, wrong_value
 from zsim.trace.readers.recording import Ranges
 
 Event = dict[str, Any]

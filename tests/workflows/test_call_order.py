@@ -1,0 +1,77 @@
+"""zsim's phases, passes and bytes of a sync, against what TRL's trainer calls with an engine that counts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from validation.rl import call_order
+from validation.rl.call_order import (
+    CASES,
+    MICRO_BATCH,
+    MODEL,
+    PROMPT_TOKENS,
+    PROMPTS,
+    RESPONSE_TOKENS,
+    SAMPLES,
+    UPDATES,
+    calls_of,
+    in_a_row,
+)
+from zsim.engine.simulator import Simulator
+from zsim.specs.experiment.tables import Experiment
+from zsim.workflows.rl.job import resolve_rl
+from zsim.workflows.rl.phases import model_bytes, num_tensors
+
+RECORDED = json.loads((Path(call_order.__file__).parent / "call_orders.json").read_text())["calls"]
+
+
+def simulated_calls(settings: dict[str, Any]) -> list[list[Any]]:
+    """The calls of a step as zsim has them: name, number, and bytes, samples or tokens in all."""
+    is_split, sleeps = settings["vllm_mode"] == "server", settings.get("vllm_enable_sleep_mode", False)
+    lengths = {
+        "prompt": {"law": "constant", "mean": PROMPT_TOKENS},
+        "response": {"law": "constant", "mean": RESPONSE_TOKENS},
+        "max_response": RESPONSE_TOKENS + 1,
+    }
+    table = {
+        "framework": "trl", "placement": "split" if is_split else "colocated", "prompts_per_step": PROMPTS,
+        "samples_per_prompt": SAMPLES, "mini_batch_samples": PROMPTS * SAMPLES // UPDATES,
+        "reference": "resident" if settings["beta"] else "none", "lengths": lengths,
+        "offload": {"sleep_level": 2 if sleeps else 0},
+    }  # fmt: skip
+    job = resolve_rl(
+        Experiment(
+            model=MODEL, cluster="dgx-h100", gpus=2 if is_split else 1, strategy={"kind": "ddp"},
+            training={"sequence_length": 32, "micro_batch_size": MICRO_BATCH}, rl=table,
+        ),
+        Simulator(),
+    )  # fmt: skip
+    padded = MICRO_BATCH * job.update.sample_tokens
+    passes = job.whole_pass.micro_batches, padded * job.whole_pass.micro_batches
+    update = job.update.micro_batches, padded * job.update.micro_batches
+    return [
+        ["weight_sync", num_tensors(job.update_job.model), model_bytes(job)],
+        ["rollout", 1, job.num_samples],
+        *([["old_logprobs", *passes]] if job.recomputes_logprobs else []),
+        *([["reference", *passes]] if job.has_reference else []),
+        *[["training", *update], ["update", 1, 0]] * job.updates,
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_has_the_calls_of_the_package(name: str) -> None:
+    """Weights in fp32 tensor by tensor, one rollout, a pass of each kind over all samples, two updates. What
+    is put to sleep and woken has no tensors."""
+    calls = [call for call in RECORDED[name] if not call[0].startswith(("sleep", "wake"))]
+    assert calls == simulated_calls(dict(CASES[name]))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs trl: pip install trl")
+def test_the_package_still_makes_the_calls_of_the_file(name: str) -> None:
+    assert [list(row) for row in in_a_row(calls_of(CASES[name]))] == RECORDED[name]
