@@ -29,7 +29,8 @@ from zsim.programs.huggingface.job import (
 from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
-from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, RELEASE, SILENT, TUNER_KEYS
+from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, MEGATRON_MARKS, RELEASE, SILENT, TUNER_KEYS
+from zsim.programs.ms_swift.megatron import read_megatron
 from zsim.programs.ms_swift.rollout import read_rollout
 from zsim.specs.formats.config_file import load_file, read_file
 from zsim.specs.formats.file_values import FileValues
@@ -98,6 +99,8 @@ def read_ms_swift(path: str) -> TrainingFile:
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in ms-swift's values by key, of a file or a command line called `name`."""
+    if any(data.get(mark) is not None for mark in MEGATRON_MARKS):
+        return read_megatron(name, data)
     file = TrainingFile(name, program="ms-swift")
     values = FileValues(file, _expand_sharding(name, data), KEYS, SILENT, "ms-swift")
     values.refuse()
