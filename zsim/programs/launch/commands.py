@@ -25,7 +25,7 @@ _SHELLS = ("bash", "sh", "source", ".", "sbatch")
 TRAINERS: Mapping[str, tuple[str, ...]] = {
     "swift": ("sft", "pt", "rlhf"),
     "megatron": ("sft", "pt", "rlhf"),
-    "llamafactory-cli": ("train",),
+    "llamafactory-cli": ("train", "sft", "dpo", "rm"),
     "axolotl": ("train",),
     "trl": ("sft", "dpo", "kto", "grpo", "reward", "rloo"),
 }

@@ -207,7 +207,9 @@ def _read_named_file(
 
 
 def _defaults(launch: Launch) -> Mapping[str, Any]:
-    """The values that ms-swift's words stand for, where its file and flags say none."""
+    """The values that the word behind a program stands for, where its file and flags say none."""
+    if launch.launcher == "llamafactory-cli" and launch.target != "train":
+        return {"stage": launch.target}
     loss = (
         {"rlhf_type": "dpo"} if _TRAINERS.get(launch.launcher) is MS_SWIFT and launch.target == "rlhf" else {}
     )

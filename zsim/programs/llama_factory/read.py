@@ -32,7 +32,8 @@ from zsim.programs.huggingface.job import (
 from zsim.programs.huggingface.models import freeze_tower, read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
-from zsim.programs.llama_factory.keys import ADAPTERS, KEYS, RELEASE, SILENT
+from zsim.programs.llama_factory.engine import read_engine
+from zsim.programs.llama_factory.keys import ADAPTERS, ENGINE_MARKS, KEYS, RELEASE, SILENT
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
@@ -60,6 +61,8 @@ def read_llama_factory(path: str) -> TrainingFile:
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in LLaMA-Factory's values by key, of a file or a command line called `name`."""
+    if any(data.get(mark) is not None for mark in ENGINE_MARKS):
+        return read_engine(name, data)
     file = TrainingFile(name, program="llama-factory")
     values = FileValues(file, data, KEYS, SILENT, "LLaMA-Factory")
     _check_purpose(values)
