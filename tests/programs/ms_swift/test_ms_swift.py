@@ -281,3 +281,11 @@ def test_a_tower_is_frozen_under_all_of_its_names(tmp_path: Path) -> None:
     frozen = [name for name, weight in read_job(tmp_path, text, model=None).model.named_parameters()
               if not weight.trainable]  # fmt: skip
     assert "model.vision_tower.patch_embedder.position_embedding_table" in frozen
+
+
+def test_checkpoints_are_reentrant_but_for_ddp(tmp_path: Path) -> None:
+    """`_fix_gradient_checkpointing` of trainers/mixin.py."""
+    assert read_text(tmp_path, FULL).training.checkpoint_is_reentrant
+    assert not read_text(tmp_path, LORA).training.checkpoint_is_reentrant
+    said = FULL + "gradient_checkpointing_kwargs: {use_reentrant: false}\n"
+    assert not read_text(tmp_path, said).training.checkpoint_is_reentrant

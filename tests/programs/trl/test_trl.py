@@ -317,3 +317,15 @@ def test_a_reward_model_has_one_output_and_rows_of_two_sequences(tmp_path: Path)
     adapted = read_text(tmp_path, lines + reward + "use_peft: true\nlora_r: 8\n")
     assert there(adapted.training.lora).modules_to_save == ("score",)
     assert adapted.training.labels == 1
+
+
+def test_keys_of_older_releases_mean_transformers_4(tmp_path: Path) -> None:
+    """torch_dtype is of TRL on transformers 4, whose checkpoints are reentrant unless a file says."""
+    older = read_text(tmp_path, FULL)
+    assert older.training.software == "transformers 4.57"
+    assert not resolve(older).training.checkpoint_is_reentrant
+    lines = FULL.replace("gradient_checkpointing_kwargs:\n  use_reentrant: false\n", "")
+    assert resolve(read_text(tmp_path, lines)).training.checkpoint_is_reentrant
+    newer = read_text(tmp_path, lines.replace("torch_dtype", "dtype"))
+    assert newer.training.software == "transformers 5.23"
+    assert not resolve(newer).training.checkpoint_is_reentrant

@@ -102,6 +102,8 @@ _READ = (
         "activation_offloading", str, "what is kept on the host until backward",
         "training.checkpoint_offload",
     ),
+    ProgramKey("use_ray", bool, "whether Ray launches it"),
+    ProgramKey("ray_num_workers", int, "GPUs that Ray launches it on, 1 where left out", "gpus"),
     ProgramKey("fsdp_version", int, "FSDP1 or FSDP2", "strategy.kind"),
     ProgramKey("dp_shard_size", int, "ranks that shard the model"),
     ProgramKey("dp_replicate_size", int, "replicas of the sharded model", "strategy.replicate"),
@@ -182,7 +184,6 @@ _NOTED = (
     ("peft_autocast_adapter_dtype", "the type of adapters"),
     ("peft", "PEFT's own settings"),
     ("trainer_cls", "a trainer of one's own"),
-    ("use_ray", "Ray as a launcher"),
     ("model_config", "keys of config.json"),
     ("overrides_of_model_config", "keys of config.json"),
     ("overrides_of_model_kwargs", "arguments of the model"),
@@ -223,6 +224,7 @@ SILENT = silent_keys(
     curriculum_sampling excess_length_strategy multipack_real_batches ddp ddp_timeout
     ddp_broadcast_buffers llama4_linearized_experts fsdp_final_state_dict_type streaming
     streaming_multipack_buffer_size shrink_embeddings noisy_embedding_alpha heads_k_stride
+    center_rewards_coefficient
     merge_lora world_size rl_beta orpo_alpha hf_use_auth_token dpo_label_smoothing reinit_weights
     total_num_tokens test_value timeout volumes secrets provider branch gpu gpu_count node_count
     memory memory_preprocess timeout_preprocess dockerfile_commands project_name nvfp4_merge_aware

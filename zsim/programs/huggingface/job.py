@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zsim.specs.experiment.training.transformers_release import NEWEST
 from zsim.specs.formats.file_values import FileValues
 
 # The experiment's value for each, "" for one that it leaves open: torch's own choice.
@@ -61,8 +62,14 @@ def read_checkpointing(values: FileValues, *, default: bool = False) -> None:
     if arguments.get("offload") and values.flag("gradient_checkpointing", default):
         # torch's `save_on_cpu` with pinned memory around every checkpoint (transformers 5.17, #48444)
         values.put("training.checkpoint_offload", "pinned", "gradient_checkpointing_kwargs")
-    if arguments.get("use_reentrant") and (values.flag("gradient_checkpointing", default)):
-        values.put("training.checkpoint_is_reentrant", True, "gradient_checkpointing_kwargs")
+    if "use_reentrant" in arguments and values.flag("gradient_checkpointing", default):
+        is_reentrant = bool(arguments["use_reentrant"])
+        values.put("training.checkpoint_is_reentrant", is_reentrant, "gradient_checkpointing_kwargs")
+
+
+def write_release(values: FileValues, release: str = NEWEST) -> None:
+    """Write which release of transformers runs, so that loss, experts and checkpoints are of one."""
+    values.file.defaults["training.software"] = f"transformers {release}"
 
 
 def read_liger(values: FileValues, key: str = "use_liger_kernel") -> None:

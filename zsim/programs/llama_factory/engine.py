@@ -16,7 +16,13 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.programs.huggingface.adapters import name_linear_layers, write_adapters, write_quantisation
-from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences, read_rewards
+from zsim.programs.huggingface.job import (
+    note_full_length,
+    read_epochs,
+    read_preferences,
+    read_rewards,
+    write_release,
+)
 from zsim.programs.huggingface.models import read_model
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.llama_factory.keys import ENGINE_ADAPTERS, ENGINE_KEYS, ENGINE_SILENT
@@ -72,6 +78,7 @@ def read_engine(name: str, data: Mapping[str, Any]) -> TrainingFile:
     elif quantisation:
         raise values.lack("quant_config", "quantised weights without an adapter, which nothing trains")
     _read_stage(values, has_adapters=kind == "lora")
+    write_release(values)
     values.finish(RELEASE)
     return file
 

@@ -28,6 +28,7 @@ from zsim.programs.huggingface.job import (
     read_liger,
     read_preferences,
     read_synchronisation,
+    write_release,
 )
 from zsim.programs.huggingface.models import freeze_tower, read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
@@ -99,6 +100,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     )
     if values.get("stage") == "dpo":
         _read_preferences(values, is_full=is_full)
+    write_release(values)
     values.finish(RELEASE)
     return file
 

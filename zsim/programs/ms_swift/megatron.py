@@ -118,7 +118,7 @@ def _read_fields(values: FileValues, *, has_adapters: bool) -> None:
     }
     fields = {**_DEFAULTS, **(_EXPERT_DEFAULTS if load_mixture(values) else {}), **stated_fields}
     fields = {key: value for key, value in fields.items() if value != "none"}
-    if has_adapters and fields.pop("moe_shared_expert_overlap", False):
+    if has_adapters and fields.pop("moe_shared_expert_overlap", False) and _has_shared_experts(values):
         values.file.note(
             "moe_shared_expert_overlap: simulated without it, since shared experts may have adapters"
         )
@@ -154,6 +154,12 @@ def _read_adapters(values: FileValues) -> None:
         settings["training.lora.modules_to_save"] = [_NAMES.get(name, name) for name in saved]
     if load_mixture(values) and {"linear_fc1", "linear_fc2"} & {*settings["training.lora.targets"]}:
         settings["training.lora.share_expert_adapters"] = False
+
+
+def _has_shared_experts(values: FileValues) -> bool:
+    model = load_mixture(values)
+    blocks = () if model is None else model.unique_blocks
+    return any("shared_expert" in module.name for block in blocks for module in block.modules)
 
 
 def _linear_layers(values: FileValues) -> list[str]:

@@ -25,6 +25,7 @@ from zsim.programs.huggingface.job import (
     read_preferences,
     read_rewards,
     read_synchronisation,
+    write_release,
 )
 from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
@@ -120,6 +121,9 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if not is_grpo:
         _read_length(values)
     read_strategy(values, ZERO_FILES)
+    if not values.has("gradient_checkpointing_kwargs") and file.settings["strategy.kind"] != "ddp":
+        # trainers/mixin.py `_fix_gradient_checkpointing`
+        file.defaults["training.checkpoint_is_reentrant"] = values.flag("gradient_checkpointing", True)
     _change_json(values)
     read_optimizer(values, "optim")
     read_synchronisation(values)
@@ -140,6 +144,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     else:
         _read_preferences(values, is_full=is_full)
     _read_task(values, is_full=is_full)
+    write_release(values)
     values.finish(RELEASE)
     return file
 

@@ -21,6 +21,7 @@ from zsim.programs.huggingface.job import (
     read_preferences,
     read_rewards,
     read_synchronisation,
+    write_release,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
@@ -28,6 +29,7 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.trl.rollout import ROLLOUTS, read_lengths, read_rollout
+from zsim.specs.experiment.training.transformers_release import LAST_OF_MODULES, NEWEST
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
@@ -103,6 +105,7 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
         read_rewards(values, has_adapters=has_adapters)
     if has_rollout:
         read_rollout(values, trainer)
+    write_release(values, LAST_OF_MODULES if _is_older(values) else NEWEST)
     values.finish(RELEASE)
     return file
 
@@ -147,7 +150,7 @@ def _refuse_trainer(values: FileValues, trainer: str) -> None:
 def _read_loss(values: FileValues) -> None:
     """Read the loss of SFT, which TRL 1.10 takes in chunks where the file does not say."""
     loss = values.get("loss_type")
-    if values.flag("use_liger_kernel") or any(values.has(key) for key in ("torch_dtype", "max_seq_length")):
+    if values.flag("use_liger_kernel") or _is_older(values):
         return  # Liger has one of its own, and older releases log no entropy
     if loss not in (None, "chunked_nll"):
         values.choose("loss_type", "nll", ("nll", "dft", "chunked_nll"))
@@ -159,6 +162,11 @@ def _read_loss(values: FileValues) -> None:
             "loss_type: taken as chunked_nll, TRL 1.10's default; releases from 0.20 to 1.9 keep all logits: "
             'training.cross_entropy = "trl"'
         )
+
+
+def _is_older(values: FileValues) -> bool:
+    """Whether a file is of a release that ran on transformers 4."""
+    return values.has("torch_dtype") or values.has("max_seq_length")
 
 
 def _read_length(values: FileValues) -> None:
