@@ -370,7 +370,7 @@ def test_fused_adapters_that_axolotl_switches_on_are_named(tmp_path: Path) -> No
 
 
 def test_loss_and_experts_are_of_one_release(tmp_path: Path) -> None:
-    """Without a named loss, transformers 5 shifts labels and stacks experts; another strategy runs neither."""
+    """Without a named loss, transformers 5 shifts labels and stacks experts. Megatron runs neither."""
     experiment = read_text(tmp_path, FULL, model="mixtral-8x7b")
     assert experiment.training.software == "transformers 5.23"
     assert resolve(experiment).training.cross_entropy == "eager-shifted-labels"

@@ -261,6 +261,14 @@ def test_megatrons_adapters_are_on_each_expert(tmp_path: Path) -> None:
     assert all(".lora_" in name for name in names)
 
 
+def test_adapters_are_on_megatrons_layers(tmp_path: Path) -> None:
+    text = MEGATRON + "target_modules: [q_proj]\n"
+    with pytest.raises(InputError, match=r"target_modules: found .*expected Megatron's layers: all-linear"):
+        read_text(tmp_path, text, model=None)
+    named = read_text(tmp_path, MEGATRON + "target_modules: [linear_qkv]\n", model=None)
+    assert there(named.training.lora).targets == ("linear_qkv",)
+
+
 def test_a_gate_behind_attention_hides_no_product(tmp_path: Path) -> None:
     """Qwen3-Next's attention is gated, and latent attention has several products before it: the product
     behind both is linear_proj, and all-linear takes those before.

@@ -32,6 +32,7 @@ from zsim.specs.formats.training_file import TrainingFile
 RELEASE = "LLaMA-Factory's v1 engine (0.9.6)"
 _CUTOFF = 2048
 _STAGES = ("train", "sft", "dpo", "rm")
+_PLUGINS = ("dist_config", "peft_config", "kernel_config", "quant_config", "optim_config")
 _LIGER, _AUTO = "liger_kernel", "auto"
 
 
@@ -43,6 +44,9 @@ def read_engine(name: str, data: Mapping[str, Any]) -> TrainingFile:
     file = TrainingFile(name, program="llama-factory")
     values = FileValues(file, data, ENGINE_KEYS, ENGINE_SILENT, "LLaMA-Factory")
     values.refuse()
+    for key in _PLUGINS:
+        if values.has(key) and "name" not in values.table(key):
+            raise values.error(key, "a key `name` below it")
     peft, quantisation = values.table("peft_config"), values.table("quant_config")
     if "export_dir" in peft:
         raise InputError(f"{name}: is LLaMA-Factory's, but trains nothing (peft_config.export_dir)")

@@ -150,6 +150,10 @@ def _read_adapters(values: FileValues) -> None:
         settings["training.lora.targets"] = str(pattern)
     elif settings["training.lora.targets"] == "all-linear":
         settings["training.lora.targets"] = _linear_layers(values)
+    else:
+        layers = _linear_layers(values)
+        if any(str(name).rpartition(".")[2] not in layers for name in settings["training.lora.targets"]):
+            raise values.error("target_modules", f"Megatron's layers: all-linear, {', '.join(layers)}")
     if saved := settings.get("training.lora.modules_to_save"):
         settings["training.lora.modules_to_save"] = [_NAMES.get(name, name) for name in saved]
     if load_mixture(values) and {"linear_fc1", "linear_fc2"} & {*settings["training.lora.targets"]}:

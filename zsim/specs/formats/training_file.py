@@ -46,5 +46,6 @@ class TrainingFile:
     missing_model: str = ""
     """Why the model that it names cannot be had here. Empty if it names none, or one that can."""
 
-    def note(self, text: str) -> None:
-        self.notes.append(f"{self.name}: {text}")
+    def note(self, text: str, *, is_first: bool = False) -> None:
+        """Add a note, before the others if it says that another job may be meant."""
+        self.notes.insert(0 if is_first else len(self.notes), f"{self.name}: {text}")

@@ -18,10 +18,13 @@ _LEAST = 2.0  # of a unit, of which smaller amounts are told in the next one
 def brief_lines(report: Report) -> Iterator[str]:
     """Whether the job fits, its step with the range of 80 %, and hours and money to the end.
 
-    Each is a line of 80 columns, and goes on in a second one where it is longer. Notes on what was asked,
-    such as keys of a file that are not read, follow.
+    Each is a line of 80 columns, and goes on in a second one where it is longer. The first note on what was
+    asked follows, such as keys of a file that are not read, with the number of others.
     """
-    notes = (f"note: {note}" for note in report.input_notes)
+    first, *others = (*report.input_notes, "") if report.input_notes else ("",)
+    num_others = len(others) - 1
+    more = f" (and {num_others} more without --brief)" if num_others > 0 else ""
+    notes = [f"note: {first}{more}"] if first else []
     for text in (_fit_text(report), _step_text(report), _run_text(report), *notes):
         yield "\n".join(paragraph(text, indent=2))
 
