@@ -193,7 +193,7 @@ def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: b
     ("lines", "words"),
     [
         ("rl: grpo\n", "rl 'grpo': is of axolotl"),
-        ("rl: kto\n", "rl 'kto': is of axolotl"),
+        ("rl: gdpo\n", "rl 'gdpo': is of axolotl"),
         ("load_in_8bit: true\n", "quantised weights without an adapter"),
         ("relora: true\n", "ReLoRA"),
         ("lisa_n_layers: 4\n", "LISA"),
@@ -271,6 +271,11 @@ def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(
 ) -> None:
     training = read_text(tmp_path, FULL.replace("sample_packing: true\n", "") + lines).training
     assert (training.micro_batch_size, training.reference, training.cross_entropy) == (4, reference, "eager")
+
+
+def test_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL + "rl: kto\n").training
+    assert (training.micro_batch_size, training.reference, training.reference_forwards) == (2, "copy", 3)
 
 
 def test_with_an_adapter_the_reference_is_its_base(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) 
         read_text(tmp_path, FULL + lines)
 
 
-@pytest.mark.parametrize("stage", ["rm", "ppo", "kto"])
+@pytest.mark.parametrize("stage", ["rm", "ppo"])
 def test_other_stages_are_refused_by_name(tmp_path: Path, stage: str) -> None:
     with pytest.raises(NotSimulatedError, match=f"stage '{stage}': is of LLaMA-Factory"):
         read_text(tmp_path, FULL.replace("stage: sft", f"stage: {stage}"))
@@ -241,3 +241,8 @@ def test_the_newer_engines_other_plugins_are_refused(tmp_path: Path, line: str, 
         read_text(tmp_path, f"{ENGINE}{line}\n", model=None)
     with pytest.raises(InputError, match="trains nothing"):
         read_text(tmp_path, "model: x/y\npeft_config: {name: lora, export_dir: out}\n")
+
+
+def test_stage_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL.replace("stage: sft", "stage: kto")).training
+    assert (training.reference, training.reference_forwards, training.micro_batch_size) == ("copy", 3, 2)

@@ -96,7 +96,7 @@ def test_the_key_of_older_files_counts(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("rlhf_type: kto\n", "swift rlhf"),
+        ("rlhf_type: ppo\n", "swift rlhf"),
         ("use_galore: true\n", "GaLore"),
         ("lisa_activated_layers: 2\n", "LISA"),
     ],
@@ -297,3 +297,8 @@ def test_checkpoints_are_reentrant_but_for_ddp(tmp_path: Path) -> None:
     assert not read_text(tmp_path, LORA).training.checkpoint_is_reentrant
     said = FULL + "gradient_checkpointing_kwargs: {use_reentrant: false}\n"
     assert not read_text(tmp_path, said).training.checkpoint_is_reentrant
+
+
+def test_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
+    training = read_text(tmp_path, LORA + "rlhf_type: kto\n").training
+    assert (training.reference, training.reference_forwards, training.micro_batch_size) == ("base", 3, 1)

@@ -122,7 +122,6 @@ def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         ("num_ppo_epochs: 4\n", "PPO"),
-        ("desirable_weight: 1.0\n", "KTO"),
         ("load_in_8bit: true\n", "quantised weights without adapters"),
         ("use_dora: true\n", "DoRA"),
         ("activation_offloading: true\ngradient_checkpointing: false\n", "all activations on the host"),
@@ -329,3 +328,13 @@ def test_keys_of_older_releases_mean_transformers_4(tmp_path: Path) -> None:
     newer = read_text(tmp_path, lines.replace("torch_dtype", "dtype"))
     assert newer.training.software == "transformers 5.23"
     assert not resolve(newer).training.checkpoint_is_reentrant
+
+
+def test_kto_asks_both_models_for_mismatched_pairs(tmp_path: Path) -> None:
+    """Rows are single sequences; without the pairs the reference alone runs forward."""
+    training = read_text(tmp_path, FULL + "desirable_weight: 1.0\n").training
+    assert (training.micro_batch_size, training.reference, training.reference_forwards) == (2, "copy", 3)
+    assert training.cross_entropy == "eager"
+    lines = FULL + "use_peft: true\ndesirable_weight: 1.0\nloss_type: apo_zero_unpaired\n"
+    training = read_text(tmp_path, lines).training
+    assert (training.reference, training.reference_forwards) == ("base", 1)

@@ -39,7 +39,7 @@ _READ = (
     ),
     ProgramKey("sample_packing", bool, "whether documents fill sequences", "training.lengths"),
     ProgramKey("reward_model", bool, "whether the head has one output", "training.labels"),
-    ProgramKey("rl", str, "dpo, ipo or orpo; others are refused by name", "training.reference"),
+    ProgramKey("rl", str, "dpo, ipo, kto or orpo; others are refused by name", "training.reference"),
     ProgramKey(
         "precompute_ref_log_probs", bool, "whether the reference has run before", "training.reference"
     ),

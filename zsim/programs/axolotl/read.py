@@ -33,6 +33,7 @@ from zsim.programs.huggingface.job import (
     read_epochs,
     read_preferences,
     read_rewards,
+    read_unpaired_preferences,
     write_release,
 )
 from zsim.programs.huggingface.models import read_model, write_types
@@ -54,7 +55,7 @@ _ALL_ON_HOST = (
     "hidden_states where checkpoints alone are kept there"
 )
 _ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
-_PREFERENCES = ("dpo", "ipo", "orpo")
+_PREFERENCES = ("dpo", "ipo", "orpo", "kto")
 _CUT_PLUGIN, _LIGER_PLUGIN = "cut_cross_entropy", "liger"
 _LIGER_KERNELS = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
 
@@ -117,6 +118,9 @@ def _read_preferences(values: FileValues, *, has_adapters: bool) -> None:
         return
     if loss not in _PREFERENCES:
         raise values.lack("rl", f"it yet; expected one of {', '.join(_PREFERENCES)}, or none")
+    if loss == "kto":
+        read_unpaired_preferences(values, reference="base" if has_adapters else "copy")
+        return
     is_compared = loss != "orpo" and not values.flag("precompute_ref_log_probs")
     reference = ("base" if has_adapters else "copy") if is_compared else None
     read_preferences(values, str(loss).upper(), reference=reference)

@@ -17,7 +17,7 @@ ADAPTERS = AdapterKeys(
 
 _READ = (
     ProgramKey("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
-    ProgramKey("stage", str, "pt, sft or dpo; others are refused by name", "training.reference"),
+    ProgramKey("stage", str, "pt, sft, dpo or kto; others are refused by name", "training.reference"),
     ProgramKey(
         "pref_loss", str, "the loss of stage dpo; orpo and simpo have no reference", "training.reference"
     ),

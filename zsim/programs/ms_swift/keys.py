@@ -26,7 +26,7 @@ _READ = (
     ProgramKey("train_type", str, "the same, in older files"),
     ProgramKey("sft_type", str, "the same, in older files"),
     ProgramKey(
-        "rlhf_type", str, "dpo, orpo, cpo, simpo, rm or grpo; others are refused", "training.reference"
+        "rlhf_type", str, "dpo, kto, orpo, cpo, simpo, rm or grpo; others are refused", "training.reference"
     ),
     ProgramKey("num_generations", int, "GRPO: completions of a prompt", "rl.samples_per_prompt"),
     ProgramKey("max_completion_length", int, "GRPO: tokens of a completion", "rl.lengths.max_response"),

@@ -25,6 +25,7 @@ from zsim.programs.huggingface.job import (
     read_preferences,
     read_rewards,
     read_synchronisation,
+    read_unpaired_preferences,
     write_release,
 )
 from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
@@ -186,9 +187,12 @@ def _read_preferences(values: FileValues, *, is_full: bool) -> None:
     if loss == "rm":
         read_rewards(values, has_adapters=not is_full)
         return
-    if loss not in ("dpo", "orpo", "cpo", "simpo"):
+    if loss == "kto" and not values.has("ref_model"):
+        read_unpaired_preferences(values, reference="copy" if is_full else "base")
+        return
+    if loss not in ("dpo", "orpo", "cpo", "simpo", "kto"):
         raise values.lack(
-            "rlhf_type", "it (swift rlhf) yet; expected one of dpo, orpo, cpo, simpo, rm, grpo, or none"
+            "rlhf_type", "it (swift rlhf) yet; expected one of dpo, kto, orpo, cpo, simpo, rm, grpo, or none"
         )
     if values.has("ref_model"):
         raise values.lack("ref_model", "another model than the trained one as the reference")

@@ -21,6 +21,7 @@ from zsim.programs.huggingface.job import (
     read_preferences,
     read_rewards,
     read_synchronisation,
+    read_unpaired_preferences,
     write_release,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
@@ -101,6 +102,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
         if trainer == "dpo" and not values.flag("precompute_ref_log_probs"):
             reference = "base" if has_adapters else "copy"
         read_preferences(values, PREFERENCES[trainer], reference=reference)
+    if trainer == "kto":
+        read_unpaired_preferences(values, reference="base" if has_adapters else "copy")
     if trainer == "reward":
         read_rewards(values, has_adapters=has_adapters)
     if has_rollout:
@@ -134,16 +137,14 @@ def trainer_of(values: FileValues) -> str:
 
 _STEPS = {
     "ppo": "PPO, whose step has rollouts and four models",
-    "kto": "KTO, whose step has forwards of a reference model and of mismatched pairs",
 }
 
 
 def _refuse_trainer(values: FileValues, trainer: str) -> None:
     if trainer in _STEPS:
-        marks = (*trl_keys.PPO_MARKS, *trl_keys.KTO_MARKS)
-        key = next((mark for mark in marks if values.has(mark)), "loss_type")
+        key = next((mark for mark in trl_keys.PPO_MARKS if values.has(mark)), "loss_type")
         raise values.lack(
-            key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, ORPO, CPO, GRPO or rewards"
+            key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, KTO, ORPO, CPO, GRPO or rewards"
         )
 
 
