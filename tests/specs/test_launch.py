@@ -211,6 +211,11 @@ def test_a_trainers_word_that_trains_nothing_is_named(folder: Path) -> None:
     assert read("both.sh").program == "ms-swift"
 
 
+def test_a_script_that_names_a_model_need_not_train(folder: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="a script of one's own"):
+        read("python scripts/pissa_init.py --model_name_or_path x --output_dir y", model="llama-3-8b")
+
+
 def test_uvs_extras_are_no_launchers() -> None:
     """`uv run` starts what stands behind its flags, of which `--extra megatron` names no trainer."""
     words = ["uv", "run", "--frozen", "--extra", "megatron", "python3", "-m", "verl.trainer.main_ppo", "a=b"]

@@ -45,13 +45,7 @@ _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
 _GPU_OPTIONS = ("nproc_per_node", "num_gpus")
-_FLAG_MARKS = (
-    "per_device_train_batch_size",
-    "output_dir",
-    "gradient_checkpointing",
-    "learning_rate",
-    "model_name_or_path",
-)
+_FLAG_MARKS = ("per_device_train_batch_size", "gradient_checkpointing", "learning_rate", "do_train")
 # accelerate launch: flags of sections of its file.
 _SECTIONS = {
     "deepspeed_config": (
