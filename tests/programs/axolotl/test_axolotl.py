@@ -383,3 +383,10 @@ def test_loss_and_experts_are_of_one_release(tmp_path: Path) -> None:
     assert resolve(older).training.cross_entropy == "eager"
     megatron = read_text(tmp_path, FULL, changes={"strategy.kind": "megatron"})
     assert megatron.training.software is None
+
+
+def test_towers_are_frozen_where_a_file_says(tmp_path: Path) -> None:
+    lines = FULL.replace("NousResearch/Meta-Llama-3-8B", "Qwen/Qwen2-VL-2B-Instruct")
+    assert read_text(tmp_path, lines, model=None).training.frozen == ()
+    frozen = read_text(tmp_path, lines + "freeze_mm_modules: true\n", model=None).training.frozen
+    assert "model.visual.blocks" in frozen

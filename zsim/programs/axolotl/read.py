@@ -36,7 +36,7 @@ from zsim.programs.huggingface.job import (
     read_unpaired_preferences,
     write_release,
 )
-from zsim.programs.huggingface.models import read_model, write_types
+from zsim.programs.huggingface.models import freeze_tower, read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.specs.formats.config_file import read_file
@@ -100,6 +100,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_adapters(values, is_quantised=is_quantised)
         if is_int8:
             write_quantisation(values, double=False, bits=8)
+    is_frozen = values.flag("freeze_mm_modules")  # adapters on a tower are frozen with it (utils/freeze.py)
+    freeze_tower(values, tower=is_frozen, projector=is_frozen, is_full=not adapter)
     _read_preferences(values, has_adapters=bool(adapter))
     if values.flag("reward_model"):
         read_rewards(values, has_adapters=bool(adapter))
