@@ -173,6 +173,20 @@ def test_batched_products_have_a_rate_and_a_half_of_their_own() -> None:
     assert rates == pytest.approx([0.2, 0.1])
 
 
+def test_rows_that_a_router_draws_end_anywhere_in_a_tile() -> None:
+    """Of 50 products of 256 x 512 each has 2 x 2 tiles, 200 on 100 SMs: two full waves. With 256 rows in the
+    mean it has 2.5 x 2, 250 in all, which take three waves: 2/3 of the rate. With 64 in the mean it has one
+    tile, as with 64.
+    """
+    curve = gemm(half_tile_fraction=0.01)
+    for rows, left in ((256, 2 / 3), (64, 1.0)):
+        even, uneven = (
+            gemm_fraction(rows, 512, 4096, 50, "bf16", curve, 100, has_uneven_rows=word)
+            for word in (False, True)
+        )
+        assert uneven == pytest.approx(left * even)
+
+
 def test_one_token_less_costs_what_its_waves_cost_and_no_alignment() -> None:
     """8,191 tokens fill the same 64 rows of tiles as 8,192: 8191/8192 of the rate."""
     curve = gemm(unaligned_fraction=0.43)

@@ -97,6 +97,16 @@ def test_an_expert_has_its_part_of_the_rows() -> None:
     assert kernel.launches == 1
 
 
+@pytest.mark.parametrize(("padding", "is_uneven"), [(1.0, True), (2.5, False)])
+def test_rows_that_are_padded_are_even_and_drawn_ones_are_not(padding: float, is_uneven: bool) -> None:
+    """The gradient of weights sums over an expert's rows, which are no tiles of it."""
+    layer = layer_of(load_model("mixtral-8x7b"), KEMPNERFORGE, padding=padding)
+    product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
+    kernels = product.kernels(BACKWARD, SHAPE.seen_by(product), WorkOptions())
+    found = {kernel.layout: kernel.has_uneven_rows for kernel in kernels if kernel.kind == "gemm"}
+    assert found == {"nn": is_uneven, "tn": False}
+
+
 def test_experts_one_after_the_other_are_a_launch_each() -> None:
     layer = layer_of(load_model("mixtral-8x7b"), UNFUSED, kernel="loop")
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))

@@ -267,7 +267,8 @@ def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) 
     [
         ("${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}", 4096),
         ("3000", 3000),
-        ("${div:${policy.max_total_sequence_length}, 2}", None),
+        ("${div:${policy.max_total_sequence_length}, 2}", 1024),
+        ("${pow:${policy.max_total_sequence_length}, 2}", None),
     ],
 )
 def test_nemo_rls_packed_micro_batches_have_tokens(tmp_path: Path, tokens: str, expected: int | None) -> None:

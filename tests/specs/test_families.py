@@ -12,10 +12,12 @@ import pytest
 from zsim import Experiment, make_plan, simulate
 from zsim.cost.flops import active_numel
 from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.workload.workload import make_workloads
 from zsim.specs.model.families.decoders import decoders
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Norm, Residual
 from zsim.specs.presets import model_preset_names
+from zsim.specs.strategy.training import TrainingConfig
 
 COUNTED = json.loads((Path(__file__).parent / "transformers_counts.json").read_text())["models"]
 DECODERS = json.loads((Path(__file__).parent / "decoder_counts.json").read_text())["models"]
@@ -65,7 +67,8 @@ def test_decoders_of_the_table_have_the_parameters_of_transformers(entry: dict[s
 def test_every_family_of_the_table_is_counted_somewhere() -> None:
     counted = {entry["config"]["model_type"] for entry in DECODERS}
     presets = {load_model(name).family for name in model_preset_names()}
-    assert set(decoders()) - {"glm4v_text", "glm4v_moe_text"} <= counted | presets
+    with_towers = {"glm4v_text", "glm4v_moe_text", "step3p5"}
+    assert set(decoders()) - with_towers <= counted | presets
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -80,12 +83,47 @@ def test_parameters_and_their_order_are_those_of_transformers(name: str) -> None
     assert hashlib.sha256(lines.encode()).hexdigest()[:16] == counted["sha256"]
 
 
+def test_longcat_flash_has_the_parameters_of_its_checkpoint() -> None:
+    """741,053,585,408 of transformers' class, without the gates of 256 experts that have no product: 28 x 256
+    x 4096 x 6144. Of 12 experts of a token 12 x 512 / 768 = 8 have one.
+    """
+    model = model_from_config({"model_type": "longcat_flash"}, "longcat-flash", "config.json")
+    assert model.numel == 741_053_585_408 - 28 * 256 * 4096 * 6144
+    experts = next(module for module in model.blocks[0].modules if module.name == "mlp.experts")
+    assert experts.op_spec.active_fraction == 8 / 512
+
+
+def test_blocks_that_layers_share_are_counted_and_not_simulated() -> None:
+    experiment = Experiment(
+        model="Zyphra/Zamba2-7B", cluster="dgx-h100", nodes=1, training={"sequence_length": 512},
+        strategy={"kind": "fsdp2"},
+    )  # fmt: skip
+    with pytest.raises(NotSimulatedError, match="blocks of attention that several layers share"):
+        make_plan(experiment)
+
+
+def test_gemma_3n_goes_on_with_four_streams_of_which_a_checkpoint_holds_all() -> None:
+    """The input of each block: 4 x 2048 features in 16 bits for each of 1024 tokens."""
+    sizes = {"vocab_size": 96, "vocab_size_per_layer_input": 96, "num_hidden_layers": 6}
+    config = {"model_type": "gemma3n_text", "num_kv_shared_layers": 0, **sizes}
+    training = TrainingConfig(
+        sequence_length=1024, micro_batch_size=1, gradient_accumulation_steps=1, precision="bf16",
+        activation_checkpointing="full", attention="flash", compile=False, optimizer="sgd",
+        gradient_clipping=0.0,
+    )  # fmt: skip
+    (workload,) = make_workloads([model_from_config(config, "tiny", "config.json")], training)
+    inputs = {segment.input_bytes for segment in workload.segments if segment.kind == "block"}
+    assert inputs == {4 * 2048 * 1024 * 2}
+
+
 def test_every_preset_is_counted_but_those_whose_class_is_elsewhere() -> None:
-    """MPT's key names are llm-foundry's, the classes of EXAONE 3 and Qwen of 2023 beside their weights.
+    """MPT's key names are llm-foundry's, the classes of EXAONE 3 and Qwen of 2023 beside their weights, that
+    of RWKV-7 fla's. LongCat's class has weights that its checkpoint has not.
     Models with towers are counted in test_towers.py.
     """
     rest = {name for name in model_preset_names() if load_model(name).tower is None} - set(COUNTED)
-    assert rest == {"mpt-7b", "mpt-30b", "exaone-3.5-7.8b", "qwen-7b"}
+    own_tests = {"longcat-flash", "rwkv7-1.5b", "rwkv7-2.9b"}
+    assert rest == {"mpt-7b", "mpt-30b", "exaone-3.5-7.8b", "qwen-7b"} | own_tests
 
 
 def test_exaone_3_has_the_parameters_of_its_card() -> None:

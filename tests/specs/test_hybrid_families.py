@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from zsim import Experiment, make_plan
 from zsim.cost.flops import active_numel
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.mixers.convolution import GatedConvolution
 from zsim.operations.mixers.gated_delta import GatedDelta
 from zsim.operations.mixers.kimi_delta import KimiDelta
@@ -22,6 +23,10 @@ from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, Block, ModelSpec
 
 COUNTED = json.loads((Path(__file__).parent / "published_counts.json").read_text())["models"]
+RWKV7 = {
+    "model_type": "rwkv7", "vocab_size": 65_536, "decay_low_rank_dim": 96, "a_low_rank_dim": 96,
+    "v_low_rank_dim": 64,
+}  # fmt: skip
 SIZES = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -179,3 +184,33 @@ def test_glm_5_2_shares_choices_among_layers() -> None:
 def test_layer_types_of_the_wrong_length_are_refused() -> None:
     with pytest.raises(InputError, match="'layer_types' names 1 layers; expected 4"):
         build("qwen3_5_text", num_hidden_layers=4, layer_types=["full_attention"])
+
+
+@pytest.mark.parametrize(
+    ("hidden", "layers", "gate", "parameters"),
+    [(2048, 24, 256, 1_527_404_544), (2560, 32, 320, 2_947_735_040)],
+)
+def test_rwkv_7_has_the_parameters_of_its_paper(hidden: int, layers: int, gate: int, parameters: int) -> None:
+    """RWKV7-World3 1.5B and 2.9B (arXiv 2503.14456, table of released models)."""
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "gate_low_rank_dim": gate}
+    model = model_from_config({**RWKV7, **sizes}, "rwkv7", "config.json")
+    assert model.numel == parameters
+    assert [len(block.registered_modules) for block in model.blocks[:3]] == [18, 19, 19]
+
+
+def test_rwkv_7_costs_no_more_per_token_of_a_longer_sequence() -> None:
+    """32 heads x (18 x 16 x 64 + 8 x 64^2 + 2/3 x 16^2)."""
+    model = model_from_config({**RWKV7, "num_hidden_layers": 2}, "rwkv7", "config.json")
+    mixer = next(module for module in model.blocks[1].modules if module.name == "attn")
+    assert mixer.forward_flops(512) == mixer.forward_flops(8192) == pytest.approx(1_643_861.33)
+
+
+def test_stages_do_not_send_the_first_layers_values(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**RWKV7, "num_hidden_layers": 4}))
+    experiment = Experiment(
+        model=str(path), cluster="dgx-h100", nodes=1, strategy={"kind": "fsdp2"},
+        training={"sequence_length": 512, "gradient_accumulation_steps": 2}, parallelism={"pipeline": 2},
+    )  # fmt: skip
+    with pytest.raises(NotSimulatedError, match="read values of earlier layers"):
+        make_plan(experiment)

@@ -15,7 +15,7 @@ from zsim.operations.residual import Residual
 from zsim.specs.experiment.data.draw import BatchPlan
 from zsim.specs.experiment.data.images import ImagesTable, draw_images
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.images import ImageSize, SampledImages
+from zsim.specs.strategy.images import ImageSize, SampledImages, average_size
 
 SIZE = ImageSize(1, 784, 196, 64)
 
@@ -49,18 +49,51 @@ def test_the_slowest_rank_of_a_micro_batch_has_the_most_images() -> None:
     always has 2, and of one rank the slowest is the mean.
     """
     table = ImagesTable(counts=(0, 2), pixels=10_000)
-    waiting = draw_images(table, SIZE, BatchPlan(64, 4, 1, 4096, sync_group_size=64))
+    waiting = draw_images(table, [SIZE], BatchPlan(64, 4, 1, 4096, sync_group_size=64))
     assert waiting.per_sequence == pytest.approx(2.0)
     assert waiting.mean_per_sequence == pytest.approx(1.0, abs=0.1)
-    alone = draw_images(table, SIZE, BatchPlan(1, 4, 1, 4096, sync_group_size=1))
+    alone = draw_images(table, [SIZE], BatchPlan(1, 4, 1, 4096, sync_group_size=1))
     assert alone.slowest_over_mean == pytest.approx(1.0)
 
 
 def test_a_constant_number_of_images_is_the_same_on_all_ranks() -> None:
     images = draw_images(
-        ImagesTable(per_sample=3, pixels=10_000), SIZE, BatchPlan(64, 4, 2, 4096, sync_group_size=64)
+        ImagesTable(per_sample=3, pixels=10_000), [SIZE], BatchPlan(64, 4, 2, 4096, sync_group_size=64)
     )
     assert (images.per_sequence, images.mean_per_sequence) == (3, 3)
+
+
+def test_images_of_several_sizes_have_all_their_rows_and_pairs_of_rows() -> None:
+    """Three images of 100 patches and one of 900, in two tiles of 450: 1,200 rows, whose mean one sees (300 x
+    100 + 900 x 450) / 1,200 = 362.5.
+    """
+    small, large = ImageSize(1, 100, 25), ImageSize(2, 450, 225)
+    mean = average_size([small, large], [3, 1])
+    assert mean == ImageSize(300 / 362.5, 362.5, 300 / 4, 0)
+    images = SampledImages(mean, 4.0, 4.0)
+    assert images.rows("patches", 1) == pytest.approx((1200, 362.5))
+    assert images.rows("merged", 2)[0] == pytest.approx(600)
+
+
+def test_ranks_wait_for_the_one_with_the_largest_images() -> None:
+    """One image a sample, of 100 or 900 patches. Of 64 ranks that wait for one another one nearly always has
+    the larger, 900 over a mean of 500; a rank by itself has the mean.
+    """
+    sizes = [ImageSize(1, 100, 25), ImageSize(1, 900, 225)]
+    table = ImagesTable(per_sample=1, sizes=((160, 160), (480, 480)))
+    waiting = draw_images(table, sizes, BatchPlan(64, 4, 1, 4096, sync_group_size=64))
+    assert waiting.size.rows == pytest.approx(900)
+    assert waiting.slowest_over_mean == pytest.approx(900 / 500, rel=0.05)
+    alone = draw_images(table, sizes, BatchPlan(1, 1, 8, 4096, sync_group_size=1))
+    assert alone.slowest_over_mean == pytest.approx(1.0)
+
+
+def test_sizes_of_images_are_cut_by_the_models_rule() -> None:
+    """448 x 448 pixels are 196 tokens, 224 x 224 by the model's smallest area 64."""
+    images = job({"per_sample": 1, "sizes": [[448, 448], [224, 224]]}, micro_batch_size=4).training.images
+    assert 64 < images.size.tokens < 196
+    with pytest.raises(InputError, match="as `pixels`, or of images as `sizes`"):
+        job({"per_sample": 1, "sizes": [[448, 448]], "pixels": 1000})
 
 
 def test_without_images_the_tower_runs_on_a_smallest_one_and_the_report_says_so() -> None:

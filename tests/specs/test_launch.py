@@ -216,6 +216,69 @@ def test_a_script_that_names_a_model_need_not_train(folder: Path) -> None:
         read("python scripts/pissa_init.py --model_name_or_path x --output_dir y", model="llama-3-8b")
 
 
+NANOTRON = """
+parallelism: {dp: 2, tp: 2, pp: 1}
+tokens: {sequence_length: 2048, micro_batch_size: 3, batch_accumulation_per_replica: 4}
+model: {ddp_bucket_cap_mb: 25}
+"""
+FOUNDRY = "max_seq_len: 2048\nglobal_train_batch_size: 64\ndevice_train_microbatch_size: 4\n"
+LITGPT = "checkpoint_dir: meta-llama/Llama-2-7b-hf\ntrain: {global_batch_size: 16, micro_batch_size: 4}\n"
+TUNE = """
+model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
+optimizer: {_component_: torch.optim.AdamW}
+tokenizer: {max_seq_len: 1024}
+dtype: bf16
+batch_size: 2
+"""
+SFT = '[model]\nname = "Qwen/Qwen3-0.6B"\nseq_len = 1024\n[data]\nseq_len = 1024\nbatch_size = 8\n'
+NEMO = """
+policy: {train_global_batch_size: 64, train_micro_batch_size: 2, max_total_sequence_length: 512,
+  dtensor_cfg: {enabled: true}}
+grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 8}
+cluster: {gpus_per_node: 8, num_nodes: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text", "program", "expected"),
+    [
+        ("torchrun --nproc_per_node 4 run_train.py --config-file {}", "a.yaml", NANOTRON, "nanotron",
+         (3, 2048)),
+        ("composer -n 8 train.py {} max_seq_len=1024", "b.yaml", FOUNDRY, "llm-foundry", (4, 1024)),
+        ("litgpt finetune --config {} --train.micro_batch_size 2 --train.max_seq_length 256", "c.yaml",
+         LITGPT, "litgpt", (2, 256)),
+        ("tune run --nproc_per_node 4 full --config {} batch_size=4 tokenizer.max_seq_len=512",
+         "full/single_device.yaml", TUNE, "torchtune", (4, 512)),
+        ("uv run sft @ {} --data.micro_batch_size 4", "d.toml", SFT, "prime-rl", (4, 1024)),
+        ("uv run examples/run_grpo.py --config {} policy.train_micro_batch_size=4 ++grpo.seed=1", "e.yaml",
+         NEMO, "nemo-rl", (4, 512)),
+    ],
+)  # fmt: skip
+def test_a_programs_own_file_is_read_with_what_stands_behind_it(
+    folder: Path, command: str, name: str, text: str, program: str, expected: tuple[int, int]
+) -> None:
+    """torchtune's names of files have no ending, and stand below recipes/configs."""
+    path = folder / ("recipes/configs" if command.startswith("tune") else "") / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    name = name.removesuffix(".yaml") if command.startswith("tune") else name
+    found = read(command.format(name), model="llama-3-8b")
+    assert found.program == program
+    assert (found.training.micro_batch_size, found.training.sequence_length) == expected
+
+
+def test_what_a_script_runs_besides_training_is_not_its_training(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        "python -m torch.distributed.run --nproc_per_node 4 train.py --config-file a.yaml\n"
+        "python tools/convert.py --in x\nuv run tests/check_metrics.py out.json\n"
+    )
+    (folder / "a.yaml").write_text(NANOTRON)
+    assert read("run.sh", model="llama-3-8b").program == "nanotron"
+    (folder / "run.sh").write_text("python tools/convert.py --in x\n")
+    with pytest.raises(InputError, match=r"convert\.py trains nothing; expected a command that trains"):
+        read("run.sh")
+
+
 def test_uvs_extras_are_no_launchers() -> None:
     """`uv run` starts what stands behind its flags, of which `--extra megatron` names no trainer."""
     words = ["uv", "run", "--frozen", "--extra", "megatron", "python3", "-m", "verl.trainer.main_ppo", "a=b"]

@@ -459,7 +459,6 @@ def test_what_is_not_simulated_is_refused_by_name(flags: str, message: str) -> N
     ("flags", "message"),
     [
         ("--tensor-model-paralel-size 2", "no such flag; did you mean 'tensor-model-parallel-size'"),
-        ("--model-parallel-size 2", "no longer Megatron's; expected --tensor-model-parallel-size"),
         ("--tensor-model-parallel-size two", "found 'two', expected a whole number of at least 1"),
         ("--tensor-model-parallel-size $TP", "takes it from its environment: 'TP=... "),
         ("--tensor-model-parallel-size", "expected a value after it"),

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.operation import operations_of
 from zsim.programs.environment import read_attention, read_environment
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.library import Library
+from zsim.specs.model.spec import Attention
 
 NETWORK = (
     "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --max-position-embeddings 4096 "
@@ -67,6 +70,9 @@ def test_a_function_and_a_loop_that_start_training_are_followed(tmp_path: Path) 
 
 def test_flags_of_a_programs_own_are_noted_and_take_their_values_along(tmp_path: Path) -> None:
     flags = f"{NETWORK} --seq-length 4096 --own-sizes 1 2 --micro-batch-size 2 --use-own"
+    slip = f"torchrun --nproc_per_node 8 train.py {flags} --tensor-model-paralel-size 2"
+    notes = experiment(write(tmp_path, slip)).notes
+    assert any("--tensor-model-paralel-size (or --tensor-model-parallel-size?)" in note for note in notes)
     found = experiment(write(tmp_path, f"torchrun --nproc_per_node 8 train.py {flags}"))
     assert found.training.micro_batch_size == 2
     assert any(note.endswith("not Megatron's, and not read: --own-sizes, --use-own") for note in found.notes)
@@ -78,10 +84,100 @@ def test_a_flag_that_megatrons_own_program_would_refuse_is_refused() -> None:
         experiment(f"torchrun --nproc_per_node 8 pretrain_gpt.py {NETWORK} --seq-length 4096 --own-size 1")
 
 
-def test_a_batch_that_changes_by_steps_is_refused_by_name(tmp_path: Path) -> None:
-    flags = f"{NETWORK} --seq-length 4096 --micro-batch-size 1 --step-batch-size-schedule '0:8 100:16'"
-    with pytest.raises(NotSimulatedError, match="a batch that grows by steps"):
-        experiment(write(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}"))
+def test_the_last_batch_of_a_schedule_is_simulated(tmp_path: Path) -> None:
+    flags = f"{NETWORK} --seq-length 4096 --micro-batch-size 1 --step-batch-size-schedule '0:8 2.4B:16'"
+    found = experiment(write(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}"))
+    assert found.training.gradient_accumulation_steps == 2
+    assert any("its last batch is simulated" in note for note in found.notes)
+
+
+def test_what_a_script_leaves_open_is_asked_for_only_where_it_matters(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        f"DATA=$1\ntorchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py {NETWORK} --seq-length 4096 "
+        "--micro-batch-size $MBS --tensor-model-parallel-size ${TP} --data-path $DATA",
+    )
+    with pytest.raises(InputError, match=r"tensor-model-parallel-size: found '\$\{TP\}', which nothing sets.*"
+                       "'TP=.*gives it, and so does --set parallelism.tensor="):  # fmt: skip
+        experiment(f"MBS=2 {path}")
+    found = build_experiment(
+        {"cluster": "dgx-h100", "nodes": 1},
+        {"strategy.config": str(path), "parallelism.tensor": 4, "training.micro_batch_size": 2},
+        origin="test",
+    )
+    assert found.training.gradient_accumulation_steps == 16  # 64 / (2 x 2 replicas)
+    assert any("the launcher's nodes are $NNODES, which nothing sets" in note for note in found.notes)
+
+
+def test_a_job_of_slurm_has_its_tasks_as_gpus(tmp_path: Path) -> None:
+    """As in the scripts of arXiv 2104.04473: one file has the flags, one submits, and one is the job."""
+    (tmp_path / "config.sh").write_text(
+        f'export PARAMS="{NETWORK} --seq-length 4096 --micro-batch-size $MBS"\n'
+    )
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --exclusive --ntasks-per-node=8\n"
+        'CMD="python -u /code/pretrain_gpt.py ${PARAMS}"\nsrun -l sh -c "${CMD}"\n'
+    )
+    path = write(tmp_path, "MBS=2\n. `pwd`/config.sh\nsbatch -A <slurm account> --nodes=4 job.sh\nexit 0")
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test")
+    assert (found.nodes, found.gpus, found.training.micro_batch_size) == (4, 32, 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("examples/multimodal/train.py", "the models of examples/multimodal/train.py"),
+        ("train.py --freeze-LM", "vision towers"),
+        ("pretrain_bert.py", "the models of pretrain_bert.py"),
+        ("pretrain_gpt.py --spec my.layers spec", "layers of one's own"),
+        ("pretrain_gpt.py --hybrid-layer-pattern MM*G --disable-bias-linear", "does not simulate 'G' of it"),
+    ],
+)
+def test_programs_that_train_another_model_are_refused(tmp_path: Path, command: str, message: str) -> None:
+    flags = f"{NETWORK} --seq-length 4096 --micro-batch-size 1"
+    with pytest.raises(NotSimulatedError, match=message):
+        experiment(write(tmp_path, f"torchrun --nproc_per_node 8 {command} {flags}"))
+
+
+def test_flags_of_a_hybrid_model_make_the_published_one(tmp_path: Path) -> None:
+    """Nemotron-H 8B, whose parameters its preset has, of 52 layers."""
+    path = write(
+        tmp_path,
+        "torchrun --nproc_per_node 8 pretrain_hybrid.py --hidden-size 4096 --ffn-hidden-size 21504 "
+        "--squared-relu --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+        "--mamba-num-heads 128 --bf16 "
+        "--hybrid-layer-pattern M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M- "
+        "--vocab-size 131072 --seq-length 4096 --max-position-embeddings 4096 --disable-bias-linear "
+        "--normalization RMSNorm "
+        "--untie-embeddings-and-output-weights --position-embedding-type none --micro-batch-size 1 "
+        "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
+    )
+    model = Library().model(experiment(path).model)
+    assert model.numel == Library().model("nemotron-h-8b").numel
+    assert len(model.blocks) == 52
+
+
+def test_a_window_on_some_layers_leaves_the_others_unlimited(tmp_path: Path) -> None:
+    """Every second layer of gpt-oss sees all keys (core/transformer/utils.py `is_layer_window_attention`)."""
+    flags = f"{NETWORK} --seq-length 4096 --micro-batch-size 1 --window-size 127,0"
+    path = write(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}")
+    for skipped, expected in (("2", [128, None] * 4), ("[1]*7+[0]", [128] * 7 + [None])):
+        model = Library().model(experiment(f"{path} --window-attn-skip-freq {skipped}").model)
+        assert [operations_of(block.modules, Attention)[0].window for block in model.blocks] == expected
+
+
+def test_flags_of_older_releases_have_their_names_of_today(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {NETWORK} --seq-length 4096 --batch-size 4 "
+        "--model-parallel-size 2 --checkpoint-activations",
+    )
+    found = experiment(path)
+    assert (found.training.micro_batch_size, found.parallelism.tensor) == (4, 2)
+    assert (found.training.activation_checkpointing, found.training.recompute_method) == ("full", "uniform")
+    flags = f"{NETWORK} --seq-length 4096 --micro-batch-size 1 --num-experts 4 --moe-layer-recompute"
+    found = experiment(write(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}"))
+    assert found.training.recompute_modules == ("core_attn", "moe")
 
 
 def test_variables_of_nccl_force_what_they_say_and_the_rest_is_named(tmp_path: Path) -> None:

@@ -83,6 +83,18 @@ def test_nanotron_is_the_engine_that_zsim_has(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "fields", ["is_mamba_config: true, d_model: 1536", "is_starcoder2_config: true", "moe_config: {top_k: 2}"]
+)
+def test_nanotrons_other_models_are_asked_for(tmp_path: Path, fields: str) -> None:
+    """Whose fields are not Llama's, so that Llama's sizes would stand in for them."""
+    text = "parallelism: {dp: 8, tp: 1, pp: 1}\ntokens: {sequence_length: 1024, micro_batch_size: 1}\n"
+    path = tmp_path / "a.yaml"
+    path.write_text(f"{text}model: {{model_config: {{{fields}, num_hidden_layers: 4}}}}\n")
+    with pytest.raises(InputError, match="names no model"):
+        build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test")
+
+
 def test_nanotrons_stages_end_where_their_share_of_the_work_does() -> None:
     """A layer of h (4 h + 3 f) = 67.1 million and a head of 100.7 million: half of the whole,
     587.2 million, is

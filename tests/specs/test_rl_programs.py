@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.expect import of_kind
+from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
@@ -201,6 +201,32 @@ def test_nemo_rls_megatron_takes_its_fields(tmp_path: Path) -> None:
     )
     assert table.grad_reduce_dtype == "bf16"
     assert (found.training.activation_checkpointing, found.training.gradient_clipping) == ("full", 1.0)
+
+
+def test_stages_of_megatron_whose_ends_have_less_are_split_once_the_model_is_known(tmp_path: Path) -> None:
+    """32 layers: 7 on the first of 4 ranks, 9 on the last, and 8 on those between."""
+    text = POLICY.replace("dtensor_cfg: {enabled: true,", "dtensor_cfg: {enabled: false,").replace(
+        "megatron_cfg: {enabled: false, tensor_model_parallel_size: 8",
+        "megatron_cfg: {enabled: true, pipeline_model_parallel_size: 4, "
+        "num_layers_in_first_pipeline_stage: 7, num_layers_in_last_pipeline_stage: 9",
+    )
+    assert read(write(tmp_path, text)).parallelism.layers_per_stage == (7, 8, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"), [("dpo", "on pairs"), ("rm", "reward models"), ("distillation", "a teacher")]
+)
+def test_what_nemo_rl_trains_otherwise_is_refused(tmp_path: Path, section: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=rf"{section}: zsim does not simulate .*{words}"):
+        read(write(tmp_path, f"{POLICY}{section}: {{max_num_steps: 10}}\n"))
+
+
+def test_adapters_of_nemo_rl_leave_out_what_is_excluded(tmp_path: Path) -> None:
+    """Without targets every product but the excluded ones has an adapter."""
+    adapters = "lora_cfg: {enabled: true, dim: 4, match_all_linear: false, exclude_modules: ['*down_proj*']},"
+    text = POLICY.replace("dtensor_cfg: {enabled: true,", f"dtensor_cfg: {{enabled: true, {adapters}")
+    lora = there(read(write(tmp_path, text)).training.lora)
+    assert (lora.rank, lora.targets, lora.exclude) == (4, "all-linear", ".*down_proj.*")
 
 
 def test_gpus_that_generate_do_not_train(tmp_path: Path) -> None:

@@ -87,3 +87,21 @@ def test_a_file_without_keys_is_said_to_be_what_it_is(tmp_path: Path, text: str,
     with pytest.raises(InputError, match=rf"a\.yaml: {words}; expected keys and values at the top") as caught:
         read_text(tmp_path, text, name="a.yaml")
     assert "ccelerate" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${mul:${a}, ${b.c}}", 12),
+        ("${mul:${mul:${a},2},${div:${b.c},8}}", 3),
+        ("${div:${a},${b.c}}", 0.75),
+        ("${max:${a},${b.c}}", 4),
+        ("${add:${a},1}", 4),
+        ("${div:${a},0}", "${div:${a},0}"),
+        ("${mul:${a},${none}}", "${mul:${a},${none}}"),
+        ("${mul:${a}}", "${mul:${a}}"),
+        ("${env:HOME}", "${env:HOME}"),
+    ],
+)
+def test_resolvers_of_two_numbers_are_computed(text: str, value: object) -> None:
+    assert load_yaml(f"a: 3\nb: {{c: 4}}\nx: {text}\n", "a.yaml")["x"] == value

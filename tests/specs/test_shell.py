@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from zsim.errors import InputError
-from zsim.programs.megatron_lm.shell import run_script
+from zsim.programs.shell import run_script
 
 # Scripts whose `show` must get the same words from zsim as from bash.
 SCRIPTS = {
@@ -41,6 +42,14 @@ SCRIPTS = {
     "a loop over an array": 'A=(1 2)\nfor s in "${A[@]}"; do if [ $s = 2 ]; then show $s; fi; done\n',
     "a loop over nothing": "A=()\nfor s in ${A[@]}; do show $s; done\nshow end\n",
     "a loop in a loop": "for a in 1 2; do for b in x y; do show $a$b; done; done\n",
+    "a here document that is read": "A=8\nread -d '' X <<EOF\n--x $A \\\n --y 'b'\nEOF\nshow $X\n",
+    "a document as it stands": "read -r -d '' X <<'EOF'\n--x $A `b`\nEOF\nshow \"$X\"\n",
+    "a document for a shell": "A=1\nexport A\nbash <<EOF\nshow $A\nEOF\n",
+    "names of files": 'P=/a/b/c.sh\nshow $(dirname $P) `basename $P .sh` "$(dirname "$(dirname "$P")")"\n',
+    "echoed": "A=1\nshow $(echo $A b) x$(echo c)\n",
+    "another folder": 'show "$(cd -- "$(dirname /usr/bin)" &> /dev/null && pwd)"\n',
+    "a loop as long as a condition holds": "n=0\nwhile [ $n -lt 3 ]; do\n show $n\n n=$((n+1))\ndone\n",
+    "a loop until a condition fails": "set -- a b\nwhile [[ $# -gt 0 ]]; do show $1; shift; done\nshow $#\n",
     "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",
     "redirected": "A=1\nshow $A 2>&1 > /dev/stdout\n",
     "evaluated": 'C="show --x 1"\neval $C\n',
@@ -70,6 +79,32 @@ def test_unset_variables_stand_for_themselves() -> None:
     assert words_of("A=$(hostname)\nshow $A\n") == [["$(hostname)"]]
 
 
+def test_what_is_to_be_filled_in_is_one_word() -> None:
+    """bash would take it for a redirection. An unknown output is one word as well."""
+    assert words_of("export D=<path to data>\nshow --data $D --vocab <a b.json> < in > out\n") == [
+        ["--data", "<path to data>", "--vocab", "<a b.json>"]
+    ]
+    assert words_of("N=$(scontrol show hostnames)\nshow --addr $N\nA=($N)\nshow ${A[0]}\n") == [
+        ["--addr", "$(scontrol show hostnames)"], ["$(scontrol show hostnames)"]
+    ]  # fmt: skip
+
+
+def test_scripts_that_a_script_sources_or_starts_are_followed(tmp_path: Path) -> None:
+    """A sourced one sets variables for the rest. A started one has variables, parameters, and Slurm's."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "8b.sh").write_text("LAYERS=32\n")
+    (tmp_path / "job.sh").write_text("#SBATCH --ntasks-per-node=8\nshow $LAYERS $1 $SLURM_NTASKS\n")
+    main = tmp_path / "main.sh"
+    text = 'DIR="$(dirname "$(readlink -f "$0")")"\nsource ${DIR}/conf/${1}.sh\n'
+    text += "sbatch --nodes=4 job.sh x\nshow end\n"
+    commands = run_script(text, {}, ["8b"], main).commands
+    assert [words[1:] for words in commands] == [["32", "x", "32"], ["end"]]
+    assert run_script("source none.sh\n", path=main).notes == ["not read: none.sh, which the script sources"]
+    main.write_text("bash main.sh\n")
+    with pytest.raises(InputError, match="nested too deep"):
+        run_script("bash main.sh\n", path=main)
+
+
 def test_what_is_not_followed_is_noted() -> None:
     loops = "for i in $(ls); do show $i; done\nwhile read x; do show w; done\n"
     script = run_script(f"{loops}if [ -f x ]; then show y; fi\nsource env.sh\n")
@@ -91,6 +126,9 @@ def test_what_is_not_followed_is_noted() -> None:
         ('show "a`b" c\n', "line 1: ` without its end"),
         ("A=x\n" + "A=$A$A$A$A\n" * 20 + "show $A\n", "more than 100,000 characters"),
         ("show a\n" * 3000, "more than 2,000 commands"),
+        ("for a in 1 2 3 4 5 6 7 8 9; do\n" * 6 + "x=$a\n" + "done\n" * 6, "more than 10,000 rounds"),
+        ("x=0\n" + "while [ $x -lt 5 ]; do\n" * 5 + "y=$x\n" + "done\n" * 5, "more than 10,000 rounds"),
+        ("A=" + "$(" * 3000 + "\n", "nested too deep"),
         ('X=\'eval "$X"\'\neval "$X"\n', "nested too deep"),
     ],
 )

@@ -78,6 +78,26 @@ def other_optimizer() -> Trainer.Config:
     return config
 
 
+def rollouts() -> Controller.Config:
+    return Controller.Config(model_spec=model_registry("8B"))
+
+
+def graphs() -> GraphTrainer.Config:
+    config = to_graph_trainer_config(big(), model_registry)
+    config.model_spec = model_registry("8B")
+    return config
+
+
+def tuning() -> Trainer.Config:
+    def text(sample):
+        return sample["text"]
+
+    config = big()
+    config.model_spec = model_registry("3B")
+    config.dataloader = Loader.Config(fn=text)
+    return config
+
+
 def endless() -> Trainer.Config:
     return endless()
 '''
@@ -140,6 +160,8 @@ def test_a_function_that_changes_another_and_flags_behind(checkout: Path) -> Non
         ("branching", NotSimulatedError, "does not follow the 'if' in branching; give the JSON"),
         ("unknown_batch", NotSimulatedError, "training.max_context_length: zsim does not follow 'lengths"),
         ("other_optimizer", NotSimulatedError, "default_adamw only, found 'OptimizersContainer.Config'"),
+        ("rollouts", NotSimulatedError, "does not simulate reinforcement learning of torchtitan's"),
+        ("graphs", NotSimulatedError, "does not simulate steps that are compiled as one graph"),
         ("endless", InputError, "call one another without end"),
         ("bik", InputError, "no function 'bik'; did you mean 'big'"),
     ],
@@ -149,6 +171,20 @@ def test_what_a_function_computes_is_not_guessed(
 ) -> None:
     with pytest.raises(error, match=message):
         read(f"CONFIG={config} {checkout}/run_train.sh")
+
+
+def test_a_function_in_a_function_makes_no_value_of_a_step(checkout: Path) -> None:
+    """A size has the model of torchtitan's registry, and one without a preset is asked for."""
+    script = f"{checkout}/run_train.sh"
+    found = build_experiment(
+        {"cluster": "dgx-h100"}, {"strategy.config": f"CONFIG=tuning {script}"}, origin="t"
+    )
+    assert found.model == "llama-3.2-3b"
+    with pytest.raises(InputError, match=r"model llama3 debugmodel: has no preset; give one \(--model\)"):
+        build_experiment(
+            {"cluster": "dgx-h100"}, {"strategy.config": f"CONFIG=tuning {script} --model.flavor debugmodel"},
+            origin="t",
+        )  # fmt: skip
 
 
 def test_batches_of_tokens_are_whole_sequences() -> None:

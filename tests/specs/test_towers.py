@@ -14,12 +14,14 @@ from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.image_rules import ImageRule
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.images import ImageSize
 
 COUNTED = json.loads((Path(__file__).parent / "published_towers.json").read_text())["models"]
 TEXT = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4,
     "num_key_value_heads": 2, "num_hidden_layers": 4, "head_dim": 16,
 }  # fmt: skip
+STEP = {"model_type": "step3p7", "text_config": {}, "vision_config": {}}
 VISION = {
     "depth": 3,
     "hidden_size": 32,
@@ -184,3 +186,26 @@ def test_an_image_is_cut_as_the_models_processor_does(
 def test_windows_are_squares_of_tokens() -> None:
     """112 pixels are four tokens of 28 pixels, of two patches each: 8 x 8 patches."""
     assert ImageRule(14, 2, 3136, 10**7, window=112).size_of(560, 560).window == 64
+
+
+def test_smolvlm_cuts_an_image_into_four_tiles_on_its_longer_side_and_one_of_all() -> None:
+    """1000 x 500 pixels: 4 x 2 tiles of 384 and the whole, each of (384 // 14)^2 = 729 patches and 729 / 9 =
+    81 tokens. LLaVA scales each image to 336 pixels, 24^2 tokens, of which the tower has one more."""
+    tower = load_model("smolvlm2-2.2b").tower
+    assert tower is not None
+    assert tower.rule.size_of(1000, 500) == ImageSize(9, 729, 9 * 81)
+    assert tower.rule.size_of(500, 2000) == ImageSize(5, 729, 5 * 81)
+    llava = load_model("llava-1.5-7b").tower
+    assert llava is not None
+    assert llava.rule.size_of(1000, 500) == ImageSize(1, 577, 576)
+
+
+def test_step_sees_all_of_an_image_and_crops_of_it() -> None:
+    """(728 // 14)^2 patches are 13^2 tokens, and of a crop (504 // 14)^2 are 9^2. 2000 x 500 pixels have 4
+    crops, whose last is more than a fifth of one. 700 x 300 are long, and have 3 crops as wide as they are
+    high. A square of 700 has none.
+    """
+    rule = model_from_config(STEP, "step", "config.json").tower.rule  # type: ignore[union-attr]
+    sizes = [rule.size_of(*sides) for sides in ((2000, 500), (700, 300), (700, 700))]
+    assert [size.rows for size in sizes] == pytest.approx([2704 + 4 * 1296, 2704 + 3 * 1296, 2704])
+    assert [size.tokens for size in sizes] == [169 + 4 * 81, 169 + 3 * 81, 169]

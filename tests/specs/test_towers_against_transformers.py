@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,10 @@ OF_QWEN2 = {"depth": 3, "embed_dim": 128, "num_heads": 4, "hidden_size": 64}
 SIGLIP = {
     "hidden_size": 64, "image_size": 448, "intermediate_size": 96, "num_attention_heads": 4,
     "num_hidden_layers": 3, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+CLIP = {
+    "hidden_size": 64, "image_size": 56, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_hidden_layers": 3, "patch_size": 14,
 }  # fmt: skip
 INTERNVIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
 LLAMA4_VISION = {
@@ -85,6 +90,10 @@ MULTIMODAL = {
     "InternVL": INTERNVIT,
     "Llama4": LLAMA4_VISION,
     "Mistral3": PIXTRAL,
+    "Llava": CLIP,
+    "Idefics3": CLIP,
+    "SmolVLM": CLIP,
+    "MiniMaxM3VL": CLIP,
 }
 MIXERS: dict[str, dict[str, Any]] = {
     "Qwen3NextConfig": {**DELTA, **EXPERTS},
@@ -126,6 +135,18 @@ MIXERS: dict[str, dict[str, Any]] = {
         "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8, "compress_ratios": [0, 4, 128, 4],
     },
     "GlmMoeDsaConfig": {**LATENT, **INDEXER},
+    "MiniMaxM3VLTextConfig": {
+        "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "index_n_heads": 2, "head_dim": 128,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 3, "num_local_experts": 4,
+    },
+    "Gemma3nTextConfig": {
+        "num_hidden_layers": 10, "num_kv_shared_layers": 4, "vocab_size_per_layer_input": 100,
+        "intermediate_size": [96] * 5 + [128] * 5, "hidden_size_per_layer_input": 8,
+    },
+    "Zamba2Config": {
+        "layers_block_type": ["hybrid", "mamba"] * 2, "n_mamba_heads": 8, "mamba_d_state": 16,
+        "adapter_rank": 8, "use_shared_attention_adapter": True, "num_key_value_heads": 4,
+    },
 }  # fmt: skip
 
 
@@ -146,6 +167,8 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
     text |= {"model_type": "qwen2"} if family == "InternVL" else {}
     text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
+    text |= {"model_type": "llama"} if family in ("Llava", "Idefics3", "SmolVLM") else {}
+    text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}
     text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
     text |= (
         {**LATENT, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} if family == "Kimi_K25" else {}
@@ -156,7 +179,8 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     text |= {**DELTA} if family.startswith("Qwen3_5") else {}
     config = config_of(f"{family}Config", text_config=text, vision_config=MULTIMODAL[family], **projector)
     with torch.device("meta"):
-        module = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+        name = "MiniMaxM3Sparse" if family == "MiniMaxM3VL" else family
+        module = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     model = model_from_config(config.to_dict(), "tiny", "tiny.json")
     assert sorted(named(model)) == sorted(named(module))
     if family.startswith("Qwen"):  # others register a norm or a projection in another order than they run it
@@ -209,3 +233,60 @@ def test_a_tower_has_the_flops_and_keeps_the_bytes_of_transformers(family: str) 
     assert kept + copies == pytest.approx(
         saved_bytes(tower.parameters(), lambda: tower(pixels, grid)), rel=0.01
     )
+
+
+@pytest.mark.parametrize(("family", "attribute"), [("Idefics3", "vision_model"), ("Llava", "vision_tower")])
+def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transformers(
+    family: str, attribute: str
+) -> None:
+    """One tile of 224 pixels. A class token goes through zsim's patch embedding too, a row in 257."""
+    vision = {**CLIP, "hidden_size": 128, "intermediate_size": 512, "image_size": 224}
+    config = config_of(f"{family}Config", text_config={**TEXT, "model_type": "llama"}, vision_config=vision)
+    config.vision_config._attn_implementation = "eager"
+    with torch.device("meta"):
+        kind = type(
+            getattr(getattr(transformers, f"{family}ForConditionalGeneration")(config).model, attribute)
+        )
+    module = kind._from_config(config.vision_config).to(torch.bfloat16).train()
+    pixels = torch.zeros(1, 3, 224, 224, dtype=torch.bfloat16)
+    tower = model_from_config(config.to_dict(), "tiny", "tiny.json").tower
+    assert tower is not None
+    tile = replace(tower.rule.size_of(224, 224), tiles=1)
+    shape, options = BatchShape(1, 1024, images=SampledImages(tile, 1.0, 1.0)), WorkOptions()
+    modules = (*tower.before, *(module for block in tower.blocks for module in block.modules), tower.after[0])
+    flops = sum(
+        kernel.flops for one in modules for kernel in one.kernels(FORWARD, shape.seen_by(one), options)
+    )
+    with FlopCounterMode(display=False) as counter:
+        module(pixels)
+    assert flops == pytest.approx(counter.get_total_flops(), rel=1e-3 if tower.rule.class_tokens else 1e-12)
+    module.set_attn_implementation("sdpa")
+    kept = sum(one.saved_bytes(shape.seen_by(one), options) for one in modules)
+    assert kept == pytest.approx(saved_bytes(module.parameters(), lambda: module(pixels)), rel=0.01)
+
+
+def test_a_block_of_gemma_3n_keeps_the_bytes_of_transformers() -> None:
+    """Within 1 %, but for the cosines and sines that all blocks share: four streams, norms in fp32 twice, the
+    router's inputs of both updates.
+    """
+    tokens, hidden, head = 256, 512, 128
+    config = config_of(
+        "Gemma3nTextConfig", hidden_size=hidden, num_attention_heads=4, num_key_value_heads=2, head_dim=head,
+        num_hidden_layers=2, num_kv_shared_layers=0, intermediate_size=1024, vocab_size=100, laurel_rank=16,
+        vocab_size_per_layer_input=100, hidden_size_per_layer_input=16, layer_types=["full_attention"] * 2,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, attn_implementation="sdpa",
+    )  # fmt: skip
+    module = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train().model
+    streams = torch.zeros(4, 1, tokens, hidden, dtype=torch.bfloat16, requires_grad=True)
+    inputs = torch.zeros(1, tokens, 16, dtype=torch.bfloat16)
+    rotary = module.rotary_emb(streams[0], torch.arange(tokens)[None], "full_attention")
+    block = model_from_config(config.to_dict(), "tiny", "tiny.json").blocks[0]
+    shape = BatchShape(1, tokens)
+    kept = sum(one.saved_bytes(shape.seen_by(one), WorkOptions()) for one in block.modules)
+    measured = saved_bytes(
+        module.parameters(),
+        lambda: module.layers[0](
+            streams, position_embeddings=rotary, per_layer_input=inputs, shared_kv_states={}
+        ),
+    )
+    assert kept == pytest.approx(measured - 2 * tokens * head * 2, rel=0.01)

@@ -127,15 +127,19 @@ def _attention(row: Row) -> tuple[Kernel, ...]:
 
 
 def _experts(row: Row) -> tuple[Kernel, ...]:
-    """Two grouped products and the gated activation between them."""
-    rows = int(row["num_tokens"]) * int(row["topk"])
+    """Two grouped products of even rows, the gated activation between them, and the rows' moves: copies of
+    tokens in the order of experts, and the sum over a token's experts. They are part of what was timed.
+    """
+    tokens = int(row["num_tokens"])
+    rows = tokens * int(row["topk"])
     count, hidden, width = (int(row[key]) for key in ("num_experts", "hidden_size", "inter_size"))
     works: tuple[Operation, ...] = (
-        GroupedLinear(count, hidden, 2 * width, "grouped"),
+        GroupedLinear(count, hidden, 2 * width, has_even_rows=True),
         Activation(width, gated=True),
-        GroupedLinear(count, width, hidden, "grouped"),
+        GroupedLinear(count, width, hidden, has_even_rows=True),
     )
-    return tuple(kernel for work in works for kernel in _forward(work, 1, rows))
+    moves = elementwise(2.0 * hidden * (3 * rows + tokens), "bf16", 2)
+    return (moves, *(kernel for work in works for kernel in _forward(work, 1, rows)))
 
 
 def _batch(row: Row) -> tuple[int, int]:
@@ -213,7 +217,8 @@ TABLES = (
     KernelTable(
         "experts, bf16", "moe.parquet",
         lambda row: row["moe_dtype"] == "bfloat16" and row["distribution"] == "balanced"
-        and row["num_tokens"] >= 2048 and row["moe_tp_size"] == row["moe_ep_size"] == 1, _experts, _EXPERTS,
+        and row["num_tokens"] >= 2048 and row["moe_tp_size"] == row["moe_ep_size"] == 1
+        and "triton" not in row["kernel_source"], _experts, _EXPERTS,
     ),
     KernelTable(
         "Gated DeltaNet", "gdn.parquet",

@@ -28,14 +28,14 @@ _MULTIPLES = {"mxfp8": 32, "nvfp4": 128}  # of rows; 16 of other recipes (`get_a
 class GroupedLinear(Operation):
     """The products of `num_experts` experts, each of its own rows with its own `in_features x out_features`
     weight.
-
-    All experts have as many rows.
     """
 
     num_experts: int
     in_features: int
     out_features: int
     kernel: GroupedKernel = "grouped"
+    has_even_rows: bool = False
+    """Every expert has exactly as many rows, as where they are padded. Otherwise a router draws them."""
     scored_bias_bytes: int = 0
     """Bytes of one score, where an expert's bias is multiplied by the row's score and added after the
     product, expert by expert. 0 if the bias is added as it is.
@@ -197,8 +197,7 @@ class GroupedLinear(Operation):
     ) -> Kernel:
         """The experts' products: 2 R n k FLOPs, with R rows of all experts. They are priced at the rows of
         one expert in the mean, in fp8 at a multiple of 16, as every expert's are padded. Transformer Engine's
-        GroupedLinear calls its own product for each expert (`multi_stream_cublas_gemm`). Products in one
-        kernel were timed as they are.
+        GroupedLinear calls its own product for each expert (`multi_stream_cublas_gemm`).
         """
         n, k = features
         rows_per_expert = max(1, round(rows / self.num_experts))
@@ -225,6 +224,7 @@ class GroupedLinear(Operation):
             launches,
             layout="nt" if is_fp8 else layout,
             is_grouped=self.kernel == "grouped",
+            has_uneven_rows=layout != "tn" and not self.has_even_rows,
             is_transformer_engine=is_transformer_engine and self.kernel != "grouped",
             concurrent_launches=streams,
         )

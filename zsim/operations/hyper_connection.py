@@ -1,4 +1,6 @@
-"""Hyper-connections: a residual of several streams, mixed before and after each branch (DeepSeek-V4's mHC).
+"""Residuals of several streams: hyper-connections (DeepSeek-V4's mHC) and alternating updates (Gemma 3n's).
+
+Hyper-connections mix the streams before and after each branch:
 
 Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections" (arXiv 2512.24880), as fused kernels (Megatron-
 LM d98e8a64 core/transformer/hyper_connection.py, core/fusions/fused_mhc_kernels.py). With n streams of width
@@ -124,6 +126,62 @@ class StreamExpand(Operation):
     def _bytes(self, shape: BatchShape, options: WorkOptions) -> int:
         """Bytes of one stream."""
         return shape.tokens * self.width * options.activation_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AlternatingUpdate(Operation):
+    """The streams before a layer, predicted from each other, or after it, corrected by the layer's output.
+
+    Baykal et al. 2023, "Alternating Updates for Efficient Transformers" (arXiv 2301.13310), as transformers
+    5.24 computes it (modeling_gemma3n.py `Gemma3nTextAltUp`), with n streams of width h. Predict: a copy of
+    the streams by tokens, a product of each token's n numbers with n x n weights of its own, a sum with the
+    streams and a copy back, 9 n tensors of width h in all. Backward has the product's two gradients and as
+    many copies, 9 n. Correct: the difference of the output and a stream (3), repeated (n + 1), times a number
+    for each stream (2 n) and added (3 n), and backward the product's two gradients (4 n), the sum of the
+    repeated ones (n + 1), the difference's (2), and the sum with the streams' (3 n). Each keeps a copy of n.
+    """
+
+    width: int
+    streams: int
+    is_prediction: bool
+
+    @property
+    def is_function(self) -> bool:
+        return True
+
+    @property
+    def residual_streams(self) -> int:
+        return self.streams
+
+    def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+        moved = 9 * self.streams if self.is_prediction else 6 * self.streams + 4
+        return (self._passes(moved, 4, shape, options),)
+
+    def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+        moved = 9 * self.streams if self.is_prediction else 8 * self.streams + 3
+        return (self._passes(moved, 5, shape, options),)
+
+    def forward_flops(self, module: Module, sequence_length: int) -> float:
+        return 2.0 * self.width * self.streams**2 if self.is_prediction else 0.0
+
+    def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
+        return self.streams * self._bytes(shape, options)
+
+    def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
+        return 2 * self.streams * self._bytes(shape, options)
+
+    def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
+        return 2 * self.streams * self._bytes(shape, options)
+
+    def tensor_sizes(self, module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
+        size = self.streams * self._bytes(shape, options)
+        return ModuleTensors((size,), (size, size), (size, size))
+
+    def _bytes(self, shape: BatchShape, options: WorkOptions) -> int:
+        return shape.tokens * self.width * options.activation_bytes
+
+    def _passes(self, tensors: int, launches: int, shape: BatchShape, options: WorkOptions) -> Kernel:
+        return elementwise(tensors * self._bytes(shape, options), options.kernel_dtype, launches)
 
 
 def _mix(moved_bytes: float, options: WorkOptions) -> Kernel:

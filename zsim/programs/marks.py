@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zsim.specs.formats.program import ProgramSource, TrainingProgram
+from zsim.specs.formats.program import ProgramSource, ValuesProgram
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 
@@ -31,7 +31,7 @@ class Marks:
         return any(all(_has(data, key) for key in keys) for keys in self.marks)
 
 
-class MarkedProgram(TrainingProgram):
+class MarkedProgram(ValuesProgram):
     """A program whose files are recognised by its row in the table."""
 
     order = 5  # before programs whose keys others also have

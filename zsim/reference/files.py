@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,6 +28,8 @@ class FileKind:
     title: str
     purpose: str
     schema: Callable[[], Schema]
+    pages: Mapping[str, str] = field(default_factory=dict)
+    """By table that is a file of its own kind, that kind: its keys stand on the page of that kind."""
 
 
 def _experiment() -> Schema:
@@ -73,7 +75,10 @@ FILES: Mapping[str, FileKind] = {
     ),
     "study": FileKind("Study file", "What `zsim sweep` varies.", study_schema),
     "topology": FileKind(
-        "Topology file", "A cluster: its nodes, their links, and the network between them.", _topology
+        "Topology file",
+        "A cluster: its nodes, their links, and the network between them.",
+        _topology,
+        pages={"gpu": "gpu", "nodes[].gpu": "gpu"},
     ),
     "gpu": FileKind("GPU file", "A GPU: figures of its data sheet, and measured rates of its kernels.", _gpu),
 }

@@ -10,6 +10,7 @@ from zsim.reference.keys import FileKey, keys_of
 from zsim.specs.concepts import Concept, concepts
 
 _WIDTH = 80
+_ORIGIN_KEYS = ("source", "evidence", "measured_range", "spread")
 
 
 def page_of(file: str) -> str:
@@ -26,15 +27,48 @@ def page_of(file: str) -> str:
     ]
     if file == "experiment":
         lines += ["Where a key names no framework, all of them read it.", ""]
+    lines += _sections(file)
+    return "\n".join(lines)
+
+
+def _sections(file: str) -> Iterator[str]:
+    """A section per table. What stands in another section or on another page is said once, there."""
+    elsewhere = FILES[file].pages
     tables: dict[str, list[FileKey]] = {}
     for key in keys_of(file):
-        tables.setdefault(key.table, []).append(key)
+        if not key.path.startswith(tuple(f"{table}." for table in elsewhere)):
+            tables.setdefault(key.table, []).append(key)
+    table_names: dict[tuple[str, ...], str] = {}
+    has_origin = False
     for table, keys in tables.items():
-        lines += [f"## `[{table}]`" if table else "## Before the first table", ""]
-        lines += ["| key | value | default | |", "|---|---|---|---|"]
-        lines += [_row(key) for key in keys]
-        lines.append("")
-    return "\n".join(lines)
+        rows = tuple(_row(key) for key in keys)
+        origin_keys = [key for key in keys if key.name in _ORIGIN_KEYS]
+        if not table:
+            yield from _table("## Before the first table", rows)
+            continue
+        first_name = table_names.setdefault(rows, table)
+        if first_name != table:
+            yield from (f"## `[{table}]`", "", f"The keys of `[{first_name}]`.", "")
+            continue
+        if len(origin_keys) < len(_ORIGIN_KEYS):
+            yield from _table(f"## `[{table}]`", rows)
+            continue
+        if not has_origin:
+            yield from _table("## In every table of numbers", [_row(key) for key in origin_keys])
+            has_origin = True
+        yield from _table(
+            f"## `[{table}]`",
+            [_row(key) for key in keys if key not in origin_keys],
+            "Also [where the numbers come from](#in-every-table-of-numbers).",
+        )
+    for table, page in elsewhere.items():
+        yield from (f"## `[{table}]`", "", f"The tables of a [{FILES[page].title}]({page}.md), in it.", "")
+
+
+def _table(title: str, rows: Sequence[str], note: str = "") -> Iterator[str]:
+    yield from (title, "", "| key | value | default | |", "|---|---|---|---|", *rows, "")
+    if note:
+        yield from (note, "")
 
 
 def concepts_page() -> str:

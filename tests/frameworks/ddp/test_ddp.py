@@ -13,7 +13,9 @@ from tests.expect import of_kind
 from zsim.frameworks.ddp.schedule import ddp_buckets
 from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.plan.make import plan_step
+from zsim.plan.memory.peaks import plan_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.plan.shared.optimizer import UPDATE
 from zsim.plan.workload.workload import make_workload
 
 MIB = 2**20
@@ -118,6 +120,25 @@ def test_a_bucket_is_reduced_as_soon_as_its_last_gradient_is_copied(toys: Any) -
     first = order.index("all_reduce bucket 0")
     assert order[first - 1] == "copy to bucket model.layers.3.attn.qkv"
     assert toys.collectives_of(plan)[0].bytes == 4 * (1600 + 32 + 3072)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_an_update_within_backward_leaves_no_gradient(toys: Any, is_tied: bool) -> None:
+    """One update for each tensor, in backward, of the same elements. The most gradients at a time are those
+    of the largest module, the embedding or the head with 1,600 elements of 4 bytes.
+    """
+    settings = toys.training(optimizer="adamw", gradient_clipping=0.0)
+    workload = make_workload(toys.transformer(is_tied=is_tied), settings)
+    plans = [plan_step(workload, DdpConfig(optimizer_in_backward=flag), 1) for flag in (False, True)]
+    updates = [[op for op in plan.ops if op.name == UPDATE] for plan in plans]
+    assert (len(updates[0]), len(updates[1])) == (1, len(list(workload.model.named_parameters())))
+    assert {op.phase for op in updates[1]} == {"backward"}
+    peaks = [plan_peaks(plan)["gradients"] for plan in plans]
+    assert peaks == [4 * workload.numel, 4 * 1600]
+    moved = [
+        sum(kernel.hbm_bytes for op in ops for kernel in of_kind(op.work, Kernels).kernels) for ops in updates
+    ]
+    assert moved[0] == pytest.approx(moved[1])
 
 
 def test_a_modules_bias_is_ready_before_its_weight(toys: Any) -> None:

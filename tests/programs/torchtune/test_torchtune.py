@@ -10,7 +10,9 @@ import zsim
 from tests.expect import of_kind, there
 from tests.programs.reading import notes_of, read_text
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.ddp.settings import DdpTable
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.specs.experiment.resolve import resolve
 
 FULL = """
 output_dir: out
@@ -108,6 +110,23 @@ def test_checkpoints_are_on_the_host(tmp_path: Path, streams: str, copies: str) 
         read_text(tmp_path, FULL + lines + "enable_activation_checkpointing: False\n")
 
 
+def test_one_gpu_may_update_within_backward(tmp_path: Path) -> None:
+    """Which torchtune refuses with accumulation. Two builders have the shapes of a later model."""
+    text = FULL.replace("llama3_1.llama3_1_8b", "qwen2.qwen2_0_5b") + "optimizer_in_bwd: True\n"
+    once = text.replace("accumulation_steps: 4", "accumulation_steps: 1")
+    experiment = read_text(tmp_path, once, name="full_low_memory.yaml", model=None)
+    assert (experiment.gpus, experiment.model) == (1, "qwen2.5-0.5b")
+    assert of_kind(experiment.strategy, DdpTable).optimizer_in_backward
+    peaks = zsim.simulate(experiment).report.to_dict()["peak_bytes"]["gpu"]
+    assert peaks["gradients"] == 2 * 151_936 * 896  # the embedding's
+    for other, key in (
+        (text, "gradient_accumulation_steps = 4"),
+        (once + "clip_grad_norm: 1\n", "clipping = 1"),
+    ):
+        with pytest.raises(InputError, match=f"optimizer_in_backward: found true with training.*{key}"):
+            resolve(read_text(tmp_path, other, name="full_low_memory.yaml", model=None))
+
+
 def test_layers_of_their_own_are_units(tmp_path: Path) -> None:
     strategy = of_kind(read_text(tmp_path, FULL).strategy, Fsdp2Table)
     assert strategy.wrapping == "huggingface"
@@ -118,7 +137,7 @@ def test_layers_of_their_own_are_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("optimizer_in_bwd: True\n", "within backward"),
+        ("optimizer_in_bwd: True\n", "updates within backward on several GPUs"),
         ("enable_fp8_training: True\n", "fp8"),
         ("teacher_model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\n", "distillation"),
         (

@@ -77,6 +77,10 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     # its input, three results and a mask of one byte (counted with a dispatch mode, activations.py
     # `_xielu_python` of transformers 5.24).
     "xielu": ActivationCost(Passes(29, 12), Passes(63, 26), saved=4.5),
+    # Gemma 3n's gates above a cutoff, with the gelu behind it (`_gaussian_topk` of modeling_gemma3n.py):
+    # mean, deviation, difference and relu, whose gradients are a threshold, a sum over features, and the
+    # deviation's and mean's, added up. The deviation keeps its input, relu and gelu their own.
+    "gaussian_topk_gelu": ActivationCost(Passes(8, 5), Passes(15, 8), saved=2),
     # Between bounds that are tensors; backward: a comparison with each and both joined (masks of one byte),
     # and the gradient where the mask is.
     "clamp": ActivationCost(Passes(2, 1), Passes(7, 4), saved=1),

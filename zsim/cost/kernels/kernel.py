@@ -68,6 +68,8 @@ class Kernel:
     """Many equal products in one call, as of attention that is written out."""
     is_grouped: bool = False
     """Products of experts in one kernel."""
+    has_uneven_rows: bool = False
+    """The first size of `shape` is the mean of products that each have another, as a router draws them."""
     is_transformer_engine: bool = False
     """A product that Transformer Engine calls."""
     window: int = 0

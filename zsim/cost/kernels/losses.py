@@ -145,9 +145,12 @@ EAGER = LossKernelSet(
 )
 
 # The same from transformers 4.49 on, which shifts the labels: no copy of the fp32 logits
-# (loss/loss_utils.py of 4.49.0 to 5.0.0; 4.48.3 still copies).
+# (loss/loss_utils.py of 4.49.0 to 5.0.0; 4.48.3 still copies). The logits themselves are an output of the
+# model, which holds them until its loss is computed.
 EAGER_SHIFTED_LABELS = replace(
-    EAGER, name="eager-shifted-labels", forward=replace(EAGER.forward, temporaries=LossTensors((4,), ()))
+    EAGER,
+    name="eager-shifted-labels",
+    forward=replace(EAGER.forward, temporaries=LossTensors((2, 4), (4,))),
 )
 
 # `F.cross_entropy` of 16-bit logits under torch.autocast. It requests log-softmax in the type of the logits,

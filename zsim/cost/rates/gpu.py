@@ -65,6 +65,7 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         fraction = gemm_fraction(
             m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout,
             single_call=single_call, is_transformer_engine=kernel.is_transformer_engine,
+            has_uneven_rows=kernel.has_uneven_rows,
         )  # fmt: skip
     elif kernel.kind in ("attention_forward", "attention_backward"):
         fraction = _attention_fraction(kernel, gpu)

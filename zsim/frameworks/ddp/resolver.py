@@ -41,14 +41,34 @@ class DdpResolver(FrameworkResolver[DdpTable, DdpConfig]):
 
     def resolve(self, request: StrategyRequest[DdpTable, DdpConfig]) -> Resolution[DdpConfig]:
         table = request.table
+        if table.optimizer_in_backward:
+            _check_optimizer_in_backward(request)
         cap_bytes = round(table.bucket_cap_mb * 2**20)
         config = DdpConfig(
             bucket_cap_bytes=cap_bytes,
             first_bucket_cap_bytes=2**20 if table.bucket_cap_mb == 25 else cap_bytes,
             gradient_as_bucket_view=table.gradient_as_bucket_view,
             no_sync=table.no_sync,
+            optimizer_in_backward=table.optimizer_in_backward,
         )
         return Resolution(config, request.cluster)
+
+
+def _check_optimizer_in_backward(request: StrategyRequest[DdpTable, DdpConfig]) -> None:
+    """Refuses what torchtune refuses beside it (0.7.0 recipes/full_finetune_single_device.py `__init__`), and
+    ranks, whose gradients the reducer needs.
+    """
+    training = request.training
+    for key, value, expected in (
+        ("training.gradient_clipping", training.gradient_clipping, 0),
+        ("training.gradient_accumulation_steps", training.gradient_accumulation_steps, 1),
+        ("gpus", request.placement.world_size, 1),
+    ):
+        if value != expected:
+            raise InputError(
+                f"strategy.optimizer_in_backward: found true with {key} = {value:g}, and a gradient is gone "
+                f"before the next; expected {key} = {expected}"
+            )
 
 
 RESOLVER = DdpResolver()

@@ -207,6 +207,9 @@ class DdpSchedule(Hooks):
         if not call.trainable_numel:
             return
         self._gradient_from_autograd(call)
+        if self.strategy.optimizer_in_backward:
+            self._update_at_once(call)
+            return
         pending: list[Parameter] = []
         for parameter in reversed(call.trainable_parameters):
             pending.append(parameter)
@@ -221,6 +224,15 @@ class DdpSchedule(Hooks):
                 self._all_reduce(bucket)
         if self._is_syncing and pending:
             self._copy_to_bucket(call, pending)
+
+    def _update_at_once(self, call: ModuleCall) -> None:
+        """Update each parameter by an optimizer of its own, and free its gradient (torchtune 0.7.0
+        training/memory.py `register_optim_in_bwd_hooks`).
+        """
+        for parameter in reversed(call.trainable_parameters):
+            update(self.builder, self.training, [self.updated[self._num_ready]])
+            self.builder.free("gradients", parameter.numel * self.stored_bytes)
+            self._num_ready += 1
 
     def _tied_gradient(self, call: ModuleCall) -> None:
         """Hold the head's contribution to a tied weight's gradient until the embedding's contribution is
@@ -304,6 +316,8 @@ class DdpSchedule(Hooks):
 
     def optimizer_step(self) -> None:
         """Clip and update the parameters of all stages of the rank. The norm is summed over the pipeline."""
+        if self.strategy.optimizer_in_backward:
+            return
         numels = [numel for chunk in self.stage_hooks for numel in chunk.gradient_numels]
         clip_gradients(self.builder, self.training, numels, ((PIPELINE, 4),))
         update(

@@ -23,6 +23,9 @@ class DdpTable(StrategyTable):
         default=False, description="gradients live in the buckets, not beside them"
     )
     no_sync: bool = Field(default=True, description="gradients are reduced after the last micro-batch only")
+    optimizer_in_backward: bool = Field(
+        default=False, description="on one GPU, each tensor is updated once its gradient is ready, then freed"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class DdpConfig(StrategyConfig):
     first_bucket_cap_bytes: int = 2**20
     gradient_as_bucket_view: bool = False
     no_sync: bool = True
+    optimizer_in_backward: bool = False
 
     def label(self, world_size: int, ranks: int) -> str:
         return "DDP"

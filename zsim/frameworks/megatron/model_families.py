@@ -8,6 +8,7 @@ in every family here. The plan joins those that Megatron runs as one product.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from zsim.operations.experts import Experts
 from zsim.operations.router import Router
@@ -20,12 +21,13 @@ from zsim.specs.model.families.builders import (
     language_model,
     layer_norm,
     linear,
+    replace_op_fields,
     residual,
     rms_norm,
 )
 from zsim.specs.model.families.latent import latent_attention
 from zsim.specs.model.huggingface import ModelFamily
-from zsim.specs.model.spec import ModelSpec, Module, Norm, Parameter
+from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Norm, Parameter
 
 _NORMS = ("LayerNorm", "RMSNorm")
 _POSITIONS = ("learned_absolute", "rope", "none")
@@ -35,7 +37,7 @@ def megatron(config: ConfigReader) -> ModelSpec:
     """A model of Megatron-Core's GPT.
 
     Besides the sizes it reads `normalization`, `position_embedding_type`, `activation`, `gated`, `bias`,
-    `qkv_bias` and `qk_layernorm`.
+    `qkv_bias`, `qk_layernorm`, and `window_layer_pattern` (1 for each layer that has `sliding_window`).
     """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -78,6 +80,14 @@ def megatron(config: ConfigReader) -> ModelSpec:
         if len(pattern) != layers:
             raise config.error(f"'moe_layer_pattern' has {len(pattern)} layers; expected {layers}")
         blocks = [sparse if has_experts else dense for has_experts in pattern]
+    if windows := config.integers("window_layer_pattern"):
+        if len(windows) != layers:
+            raise config.error(f"'window_layer_pattern' has {len(windows)} layers; expected {layers}")
+        unlimited = {block: _unlimited_block(block) for block in dict.fromkeys(blocks)}
+        blocks = [
+            block if is_limited else unlimited[block]
+            for block, is_limited in zip(blocks, windows, strict=True)
+        ]
     longest = config.integer("max_position_embeddings")
     before = [embedding("embedding.word_embeddings", config.integer("vocab_size"), hidden)]
     if positions == "learned_absolute":
@@ -95,6 +105,15 @@ def megatron(config: ConfigReader) -> ModelSpec:
         final=[norm("decoder.final_layernorm", hidden)],
         is_tied=True,
     )
+
+
+def _unlimited_block(block: Block) -> Block:
+    """The block with attention to all positions (core/transformer/utils.py `is_layer_window_attention`)."""
+    modules = [
+        replace_op_fields(module, window=None) if isinstance(module.op_spec, Attention) else module
+        for module in block.modules
+    ]
+    return replace(block, modules=tuple(modules))
 
 
 def _choose_option(config: ConfigReader, key: str, options: tuple[str, ...]) -> str:

@@ -68,6 +68,21 @@ class SparseAttention(Operation):
         """The rank's heads. Every rank has the complete indexer."""
         return replace(self, num_heads=cut.features(self.num_heads))
 
+    @property
+    def _scores_per_pair(self) -> float:
+        """Scores of the indexer that the choice reads for each pair of a token and a key."""
+        return 1.0
+
+    @property
+    def _key_elements(self) -> int:
+        """Elements per token of what the attention reads as keys and values."""
+        return self.latent + self.rotary_width
+
+    @property
+    def _indices(self) -> int:
+        """Indices per token of what is chosen."""
+        return self.top_k
+
     # -- work ----------------------------------------------------------------------------------------------
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -77,7 +92,7 @@ class SparseAttention(Operation):
             return (attention,)
         pairs = _pairs(shape)
         scores = Kernel("indexer", self._index_flops(pairs), 0.0, dtype)
-        choice = Kernel("top_k", 0.0, float(pairs * _FP32), dtype)
+        choice = Kernel("top_k", 0.0, float(pairs * self._scores_per_pair * _FP32), dtype)
         positions = elementwise(self._index_elements(shape) * 2 * options.activation_bytes, dtype, 3)
         return (positions, scores, choice, attention, *self._loss(pairs, shape, options))
 
@@ -140,7 +155,7 @@ class SparseAttention(Operation):
 
     def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         width = self.num_heads * (2 * self.latent + self.rotary_width)
-        latents = (self.latent + self.rotary_width) * _FP32
+        latents = self._key_elements * _FP32
         return shape.tokens * (width * options.activation_bytes + latents)
 
     def kept_outputs(self, shape: BatchShape, options: WorkOptions) -> Sizes:
@@ -160,12 +175,49 @@ class SparseAttention(Operation):
         indexer = self._index_elements(shape) * e + tokens * self.index_heads * e if is_trained else 0
         return (
             tokens * self.num_heads * width * e,
-            tokens * width * e,
+            tokens * self._key_elements * e,
             tokens * self.num_heads * self.latent * e,
             tokens * self.num_heads * _FP32,
-            tokens * self.top_k * _INDEX,
+            tokens * self._indices * _INDEX,
             indexer,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparseAttention(SparseAttention):
+    """Attention of grouped heads of width `latent`, over the blocks of keys that an indexer scores best.
+
+    MiniMax M3 (transformers 5.24 modeling_minimax_m3_vl.py `MiniMaxM3VLIndexer`): each of the indexer's heads
+    chooses, for its group of heads, `top_k / block` blocks by their best key. The choice has no gradient.
+    """
+
+    num_kv_heads: int = 1
+    block: int = 128
+    """Keys of a block."""
+
+    @property
+    def is_latent(self) -> bool:
+        return False
+
+    @property
+    def mixer_title(self) -> str:
+        return "attention over blocks of keys"
+
+    def cut_features(self, cut: FeatureCut) -> BlockSparseAttention:
+        groups = max(1, self.num_kv_heads // cut.ranks)
+        return replace(self, num_heads=cut.features(self.num_heads), num_kv_heads=groups)
+
+    @property
+    def _scores_per_pair(self) -> float:
+        return self.index_heads / self.block
+
+    @property
+    def _key_elements(self) -> int:
+        return 2 * self.num_kv_heads * self.latent
+
+    @property
+    def _indices(self) -> int:
+        return self.index_heads * self.top_k // self.block
 
 
 def _pairs(shape: BatchShape) -> float:

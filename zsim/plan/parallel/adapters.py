@@ -134,8 +134,8 @@ def _add_adapter_per_expert(module: Module, work: GroupedLinear, rank: int) -> l
     """Two products of every expert's rows, and the sum with the expert's own."""
     count = work.num_experts
     kernel: GroupedKernel = "loop" if work.kernel == "loop" else "grouped"
-    down = GroupedLinear(count, work.in_features, rank, kernel, is_adapter=True)
-    up = GroupedLinear(count, rank, work.out_features, kernel)
+    down = GroupedLinear(count, work.in_features, rank, kernel, work.has_even_rows, is_adapter=True)
+    up = GroupedLinear(count, rank, work.out_features, kernel, work.has_even_rows)
     pairs = (("lora_A.default", down), ("lora_B.default", up))
     adapter_products = [
         _adapter_module(

@@ -458,7 +458,8 @@ class _Layer:
         parameters = tuple(
             part_of_stacked(stacked, parameter_name, shape, belongs_to) for parameter_name, shape in kinds
         )
-        work = GroupedLinear(local, in_features, out_features, split.kernel)
+        has_even_rows = split.pads_to_capacity or split.padding > 1
+        work = GroupedLinear(local, in_features, out_features, split.kernel, has_even_rows=has_even_rows)
         return Module(f"{self.experts.name}.{name}", work, parameters)
 
 

@@ -186,7 +186,9 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> 
     head = deriver.fuse_head(model.after) if options.loss.includes_head else ""
     tower_before = model.tower.before if model.tower else ()
     segments = [deriver.segment("before", "before", "", (*model.before, *tower_before))]
-    checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
+    operations = [module.op_spec for block in model.unique_blocks for module in block.modules]
+    streams = max((work.residual_streams for work in operations), default=1)
+    checkpoint = streams * footprint.checkpoint_bytes(model.hidden_size, stream, options)
     residual_bytes = checkpoint
     if model.tower is not None:
         segments += deriver.tower(model.tower)

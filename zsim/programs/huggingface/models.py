@@ -65,7 +65,7 @@ def read_model(values: FileValues, key: str, *, is_quantised: bool) -> None:
     if model is not None:
         values.file.defaults["model"] = model
         return
-    values.file.missing_model = missing_model(key, name)
+    values.file.missing["model"] = missing_model(key, name)
 
 
 def freeze_tower(values: FileValues, *, tower: bool, projector: bool, is_full: bool) -> None:

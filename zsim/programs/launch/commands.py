@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.programs.megatron_lm.arguments import is_command_line
-from zsim.programs.megatron_lm.shell import run_script
-from zsim.reading import read_text
+from zsim.programs.megatron_lm.arguments import idle_program, is_command_line
+from zsim.programs.shell import script_call
 from zsim.specs.formats.program import ProgramSource
 
-_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_SHELLS = ("bash", "sh", "source", ".", "sbatch")
 # Programs that are launchers and trainers in one, and the words behind them that train.
 TRAINERS: Mapping[str, tuple[str, ...]] = {
     "swift": ("sft", "pt", "rlhf"),
@@ -28,9 +25,13 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
     "llamafactory-cli": ("train", "sft", "dpo", "rm"),
     "axolotl": ("train",),
     "trl": ("sft", "dpo", "kto", "grpo", "reward", "rloo"),
+    "litgpt": ("finetune", "finetune_full", "finetune_lora", "pretrain"),
 }
+_PRIME_RL = ("rl", "sft", "trainer")  # commands of prime-rl's package, whose files stand behind an @
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-_LAUNCHERS = ("deepspeed", "accelerate", "torchrun", "python", "python3", *TRAINERS)
+_LAUNCHERS = ("deepspeed", "accelerate", "torchrun", "composer", "tune", "python", "python3", *TRAINERS)
+# The word between a launcher and its flags.
+_SUBCOMMANDS = {"accelerate": "launch", "tune": "run"}
 # Flags of `uv run` with one.
 _UV_OPTIONS = ("--extra", "--group", "--with", "--python", "-p", "--project", "--package", "--directory")
 # Flags of launchers without a value.
@@ -64,7 +65,9 @@ class Launch:
     @property
     def trains(self) -> bool:
         """Whether what is started is a training, and not another of a trainer's words (`swift infer`)."""
-        return self.launcher not in TRAINERS or self.target in TRAINERS[self.launcher]
+        if self.launcher in TRAINERS:
+            return self.target in TRAINERS[self.launcher]
+        return idle_program([self.target]) is None
 
     @property
     def folder(self) -> Path:
@@ -75,19 +78,17 @@ class Launch:
 def launched(source: ProgramSource) -> Launch | None:
     """The launch of a command line or a script, or None for one that starts no training, or Megatron's."""
     words = source.words
-    script = _script(words)
-    if script is None:
+    call = script_call(words)
+    if call is None or not os.path.isfile(call.path):
         return None if len(words) < 2 else parse_command(words, "command line", {})
-    index, path = script
-    environment = dict(word.partition("=")[::2] for word in words[:index] if "=" in word)
     try:
-        ran = run_script(read_text(path), environment, words[index + 1 :])
+        ran = call.run(call.parameters)
     except (OSError, UnicodeDecodeError, InputError):
         return None
     if any(is_command_line(command) for command in ran.commands):
         return None
-    variables = {name: values[0] for name, values in ran.variables.values.items() if values}
-    launches = [launch for command in ran.commands if (launch := parse_command(command, path, variables))]
+    started = zip(ran.commands, ran.environments, strict=True)
+    launches = [launch for words, names in started if (launch := parse_command(words, call.path, names))]
     launches = [launch for launch in launches if launch.trains] or launches
     if not launches:
         return None
@@ -98,20 +99,15 @@ def launched(source: ProgramSource) -> Launch | None:
     return launch
 
 
-def _script(words: Sequence[str]) -> tuple[int, str] | None:
-    for index, word in enumerate(words):
-        if "=" in word or word in _SHELLS:
-            continue
-        return (index, word) if Path(word).suffix in _SCRIPTS and os.path.isfile(word) else None
-    return None
-
-
 def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]) -> Launch | None:
     """The launch in the words of a command, or None for another command.
 
     Words before the launcher are variables, or programs that start it (`srun`, `nohup`).
     """
     begin = _after_uv(words)
+    started = list(words[begin : begin + 1]) if begin else []
+    if started and (started[0].endswith(".py") or (started[0] in _PRIME_RL and "@" in words)):
+        words = [*words[:begin], "python", *words[begin:]]
     index = next((n for n, word in enumerate(words) if n >= begin and Path(word).name in _LAUNCHERS), None)
     if index is None or is_command_line(words):
         return None
@@ -121,8 +117,8 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
         if not rest or not re.fullmatch(r"[a-z][a-z-]*", rest[0]):
             return None
         return Launch(where, launcher, {}, rest[0], rest[1:], variables)
-    if launcher == "accelerate":
-        if rest[:1] != ["launch"]:
+    if (subcommand := _SUBCOMMANDS.get(launcher)) is not None:
+        if rest[:1] != [subcommand]:
             return None
         rest = rest[1:]
     options, rest = _options(rest)

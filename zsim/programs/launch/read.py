@@ -6,8 +6,9 @@ transformers 5.23 (`training_args.py`: a plugin of the launcher is kept unless t
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,16 @@ from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
-from zsim.specs.formats.config_file import load_table
+from zsim.specs.experiment.programs import programs
+from zsim.specs.formats.config_file import change_values, load_table
 from zsim.specs.formats.named_files import locate_named_file
-from zsim.specs.formats.program import ProgramSource, TrainingProgram
+from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
+from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
 _LENGTH = "model_max_length"  # of scripts after Stanford Alpaca's, which cut and pad to it
-_FILES = (".yaml", ".yml", ".json")
+_FILES = (".yaml", ".yml", ".json", ".toml")
 # Part of a target's name -> the program whose flags or file it takes.
 _TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
     ("axolotl", AXOLOTL),
@@ -66,10 +69,10 @@ def read_launch(launch: Launch) -> TrainingFile:
     whose flags zsim does not know.
     """
     if not launch.trains:
-        words = " or ".join(TRAINERS[launch.launcher])
+        words = TRAINERS.get(launch.launcher)
+        expected = f"{launch.launcher} {' or '.join(words)}" if words else "a command that trains"
         raise InputError(
-            f"{launch.where}: {launch.launcher} {launch.target} trains nothing; expected "
-            f"{launch.launcher} {words}"
+            f"{launch.where}: {launch.launcher} {launch.target} trains nothing; expected {expected}"
         )
     file = _started(launch)
     if launch.launcher == "accelerate":
@@ -91,13 +94,16 @@ def _started(launch: Launch) -> TrainingFile:
         return read_openrlhf(launch.where, launch.target, values)
     if launch.target.startswith("verl.") or launch.target.endswith("main_dapo"):
         return _verl(launch, loose, values)
-    config = next((word for word in loose if word.endswith(_FILES)), None) or values.pop("config", None)
+    config = next((word for word in loose if word.endswith(_FILES) and "=" not in word), None)
+    config = config or values.pop("config", None) or values.pop("config_file", None)
+    if isinstance(config, list):  # assignments stand behind it
+        config, loose = config[0], [*loose, *map(str, config[1:])]
     program: TrainingProgram | None = next(
         (owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None
     )
     if launch.launcher in _TRAINERS:
         program = _TRAINERS[launch.launcher]
-    if isinstance(config, str) and config.endswith(_FILES):
+    if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
     if program is None:
         program = _owner(values)
@@ -132,18 +138,12 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
             f"verl.trainer.main_ppo, one that updates its actor alike ({', '.join(_VERL_TRAINERS[1:])}), or "
             "verl.trainer.fsdp_sft_trainer"
         )
-    overrides: dict[str, Any] = {}
-    for word in loose:
-        key, equals, value = word.lstrip("+").partition("=")
-        if equals and key in _VERL_MACHINES and "$" in value:
+    changes = _assignments(loose)
+    for key in _VERL_MACHINES:
+        if "$" in str(changes.get(key, "")):
+            value = changes.pop(key)
             launch.notes.append(f"{key}: {value} is nothing that the script sets: --nodes and --gpus give it")
-        elif equals and not key.startswith("~"):
-            table = overrides
-            *parents, last = key.split(".")
-            for parent in parents:
-                below = table.setdefault(parent, {})
-                table = below if isinstance(below, dict) else {}
-            table[last] = None if value in ("null", "None") else _typed(value.strip("'\""))
+    overrides = change_values({}, changes)
     if is_sft:
         return read_sft_values(launch.where, overrides)
     if "fully_async" in launch.target:
@@ -158,17 +158,9 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
 
 def _reader(program: TrainingProgram) -> Reader:
     """The function that reads values by key of a program."""
-    if program is AXOLOTL:
-        from zsim.programs.axolotl.read import read_values
-    elif program is LLAMA_FACTORY:
-        from zsim.programs.llama_factory.read import read_values
-    elif program is MS_SWIFT:
-        from zsim.programs.ms_swift.read import read_values
-    elif program is TRL:
-        from zsim.programs.trl.read import read_arguments as read_values
-    else:
-        from zsim.programs.trainer.read import read_arguments as read_values
-    return read_values
+    module = importlib.import_module(f"{type(program).__module__.rpartition('.')[0]}.read")
+    reader: Reader = getattr(module, "read_arguments", None) or module.read_values
+    return reader
 
 
 def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
@@ -185,19 +177,43 @@ def _read_named_file(
     launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
 ) -> TrainingFile:
     """The content of the file that is given to the program, with the flags and `key=value` behind it."""
-    path = locate_named_file(config, launch.folder, launch.where, "the program's file")
+    path = _named_file(launch, config)
     source = ProgramSource(str(path))
-    owner = program or next(
-        (entry for entry in (AXOLOTL, LLAMA_FACTORY, TRL, TRAINER) if entry.recognises(source)), None
-    )
+    owner = program or next((entry for entry in programs() if entry.recognises(source)), None)
     if owner is None:
+        load_table(path)  # which says what is wrong with a damaged file
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
-    changes = dict(values)
-    for word in loose:
-        key, equals, value = word.partition("=")
-        if equals and re.fullmatch(r"[A-Za-z_]\w*", key):
-            changes |= flag_values([f"--{key}={value}"], launch.where)[1]
-    return _reader(owner)(str(path), {**_defaults(launch), **load_table(path), **changes})
+    changes = {**values, **_assignments(loose)}
+    if isinstance(owner, ValuesProgram):
+        return owner.read_changed(source, changes)
+    if not owner.file_nouns or owner.is_script:
+        return owner.read(source)
+    return _reader(owner)(str(path), change_values({**_defaults(launch), **load_table(path)}, changes))
+
+
+def _named_file(launch: Launch, config: str) -> Path:
+    """The file that a command names. torchtune takes the names of its own without ending."""
+    if config.endswith(_FILES):
+        return locate_named_file(config, launch.folder, launch.where, "the program's file")
+    try:
+        return locate_named_file(f"{config}.yaml", launch.folder, launch.where, "the program's file")
+    except InputError:
+        name = f"recipes/configs/{config}.yaml"
+        return locate_named_file(name, launch.folder, launch.where, "torchtune's file, from its repository")
+
+
+def _assignments(words: Iterable[str]) -> dict[str, Any]:
+    """{dotted key: value} of overrides as Hydra takes them: `key.key=value`, also behind plus signs."""
+    changes: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][\w.@-]*", key):
+            continue
+        if value[:1] in ("[", "{"):
+            changes[key] = load_yaml(value, key)
+        else:
+            changes[key] = None if value in ("null", "None") else _typed(value.strip("'\""))
+    return changes
 
 
 def _defaults(launch: Launch) -> Mapping[str, Any]:

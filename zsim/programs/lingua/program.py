@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from zsim.programs.marks import MarkedProgram
-from zsim.specs.formats.program import ProgramSource
-from zsim.specs.formats.training_file import TrainingFile
 
 
 class Lingua(MarkedProgram):
@@ -15,11 +13,6 @@ class Lingua(MarkedProgram):
     reads = "a lingua YAML"
     release = "lingua of June 2025 (437d680e)"
     recognised_by = "`distributed` with fsdp_type or dp_shard, or `model.dim` beside `data` and `dump_dir`"
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.lingua.read import read_lingua
-
-        return read_lingua(source)
 
 
 PROGRAM = Lingua()

@@ -6,25 +6,25 @@ Read in lingua 437d680e: `lingua/distributed.py` (`parallelize_model`), `lingua/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.lingua.keys import IDLE, KEYS
 from zsim.specs.formats.nested_keys import NestedKeys
-from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
 
 _BYTES_VOCABULARY = 258  # lingua/tokenizer.py `ByteTokenizer`: bytes, and two marks
 _MULTIPLE = 256
 
 
-def read_lingua(source: ProgramSource) -> TrainingFile:
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in a lingua YAML.
 
     Raises InputError for values that lingua refuses, NotSimulatedError for what zsim does not simulate.
     """
-    file = TrainingFile(source.text, program="lingua")
-    keys = NestedKeys(file, source.content, KEYS, IDLE)
+    file = TrainingFile(name, program="lingua")
+    keys = NestedKeys(file, data, KEYS, IDLE)
     for key in ("state_dim", "conv_size", "dimensions"):
         keys.refuse(f"model.{key}", "other models of lingua's than its transformer")
     keys.refuse("model.n_future_head", "heads of further tokens of lingua's", 1)
@@ -93,7 +93,7 @@ def _read_model(keys: NestedKeys) -> None:
         "model_type": "llama", "_name_or_path": "lingua",
     }  # fmt: skip
     if words < 1:
-        file.missing_model = (
+        file.missing["model"] = (
             "model.vocab_size: left out, so the tokenizer's file says it, which zsim does not read: write it "
             "into the file, or give the model"
         )

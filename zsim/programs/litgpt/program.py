@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, ValuesProgram
 
 
-class LitGpt(TrainingProgram):
+class LitGpt(ValuesProgram):
     name = "litgpt"
     title = "litgpt"
     kinds = ("fsdp1", "fsdp2", "ddp")
@@ -29,11 +28,6 @@ class LitGpt(TrainingProgram):
             return False
         has_model = isinstance(data.get("checkpoint_dir", data.get("model_name")), str)
         return has_model and any(key in data["train"] for key in ("global_batch_size", "micro_batch_size"))
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.litgpt.read import read_litgpt
-
-        return read_litgpt(source.text)
 
 
 PROGRAM = LitGpt()

@@ -8,7 +8,7 @@ none of these. `-true` keeps everything in that type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_par
 from zsim.programs.huggingface.job import note_full_length, read_epochs
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
-from zsim.specs.formats.config_file import read_file
+from zsim.specs.formats.config_file import flatten
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import missing_model
@@ -31,18 +31,10 @@ _OPTIMIZERS = {
 }  # fmt: skip
 
 
-def read_litgpt(path: str) -> TrainingFile:
-    """The settings in litgpt's YAML.
-
-    Raises InputError for what litgpt refuses, NotSimulatedError for what zsim does not simulate.
-    """
-    return read_file(path, read_values)
-
-
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in litgpt's values by key, of a file called `name`."""
     file = TrainingFile(name, program="litgpt")
-    values = FileValues(file, dict(_flatten(data)), KEYS, SILENT, "litgpt")
+    values = FileValues(file, dict(flatten(data, ("model_config",))), KEYS, SILENT, "litgpt")
     values.refuse()
     is_pretraining = "model_name" in data
     has_adapters = "lora_r" in data
@@ -64,21 +56,13 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     return file
 
 
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value and key != "model_config":
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def _read_model(values: FileValues, key: str) -> None:
     name = str(values.get(key))
     model = locate_model(name, Path(values.file.name).parent)
     if model is not None:
         values.file.defaults["model"] = model
     else:
-        values.file.missing_model = missing_model(key, name)
+        values.file.missing["model"] = missing_model(key, name)
 
 
 def _read_shape(values: FileValues, *, is_pretraining: bool) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from zsim.programs.marks import MarkedProgram
-from zsim.specs.formats.program import ProgramSource
-from zsim.specs.formats.training_file import TrainingFile
 
 
 class LlmFoundry(MarkedProgram):
@@ -15,11 +13,6 @@ class LlmFoundry(MarkedProgram):
     reads = "an llm-foundry YAML"
     release = "llm-foundry 0.22.0.dev0 (8c8dd48f) with composer 0.32.1"
     recognised_by = "`device_train_microbatch_size`, or `max_seq_len` beside a batch or `fsdp_config`"
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.llm_foundry.read import read_llm_foundry
-
-        return read_llm_foundry(source)
 
 
 PROGRAM = LlmFoundry()

@@ -10,12 +10,12 @@ each of them. DDP reduces at the last one (`DDPSyncStrategy.SINGLE_AUTO_SYNC`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.llm_foundry.keys import IDLE, KEYS
 from zsim.specs.formats.nested_keys import NestedKeys
-from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
 
 # `mixed_precision` -> the types that are gathered and reduced, None for that of the products.
@@ -47,13 +47,13 @@ _OTHER_MPT = (
 )  # fmt: skip
 
 
-def read_llm_foundry(source: ProgramSource) -> TrainingFile:
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in an llm-foundry YAML.
 
     Raises InputError for values that llm-foundry refuses, NotSimulatedError for what zsim does not simulate.
     """
-    file = TrainingFile(source.text, program="llm-foundry")
-    keys = NestedKeys(file, source.content, KEYS, IDLE)
+    file = TrainingFile(name, program="llm-foundry")
+    keys = NestedKeys(file, data, KEYS, IDLE)
     keys.read("max_seq_len", "optimizer.name")
     if keys.get("optimizer.name", "decoupled_adamw") == "decoupled_adamw":
         # Composer's updates one tensor at a time (optim/decoupled_weight_decay.py)

@@ -5,17 +5,23 @@ Defaults as in Megatron-Core 0.16.1 (`training/arguments.py` `validate_args`, `t
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.arguments import Arguments, refuse
-from zsim.programs.megatron_lm.expert_flags import expert_architecture
+from zsim.programs.megatron_lm.expert_flags import expert_architecture, layer_pattern
 from zsim.programs.megatron_lm.flags import NOT_SIMULATED_ARCHITECTURES
 from zsim.specs.model.hub_names import preset_of, preset_of_folder
 from zsim.specs.model.huggingface import load_model
 
+# Modules of `--spec` that are Megatron-Core's own, in both spellings of the hybrid's.
+_SPECS = ("megatron.core.models.mamba.mamba_layer_specs", "megatron.core.models.hybrid.hybrid_layer_specs")
+_HYBRID_FLAGS = ("hybrid-layer-pattern", "hybrid-override-pattern")
+_SYMBOLS = "M*-E"
 _POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none")
 # Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json, and Llama 2's.
+_QUANTISED = re.compile(r"-(FP8|NVFP4|FP4|W4A16)$", re.IGNORECASE)  # checkpoints with the model's tokenizer
 _VOCABULARIES = {"GPT2BPETokenizer": ("GPT-2", 50_257), "Llama2Tokenizer": ("Llama 2", 32_000)}
 
 
@@ -27,7 +33,9 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
     """
     for flag, feature in NOT_SIMULATED_ARCHITECTURES.items():
         refuse(arguments, flag, feature)
-    layers, hidden = arguments.integer("num-layers"), arguments.integer("hidden-size")
+    pattern = _hybrid_pattern(arguments)
+    layers = arguments.integer("num-layers", len(pattern) or None)
+    hidden = arguments.integer("hidden-size")
     heads = arguments.integer("num-attention-heads")
     if layers is None or hidden is None or heads is None:
         missing = [
@@ -43,6 +51,8 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
             raise InputError(f"{arguments.where}: --{missing[0]}: missing, as Megatron asks for it")
         return None
     _check_heads(arguments, hidden, heads)
+    if pattern:
+        return _hybrid(arguments, pattern, hidden, heads)
     is_gated = arguments.has("swiglu", "quick-geglu")
     ffn = arguments.integer("ffn-hidden-size")
     if ffn is None:  # 2/3 of the width for two products, in multiples of 64
@@ -76,8 +86,85 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
     window = arguments.text("window-size")
     if window is not None:
         model["sliding_window"] = _window(arguments, window)
+        skipped = arguments.text("window-attn-skip-freq")
+        if skipped is not None:  # its period, or 1 for each layer with a window
+            model["window_layer_pattern"] = layer_pattern(arguments, "window-attn-skip-freq", skipped, layers)
     vocabulary = _vocabulary(arguments)
     return model if vocabulary is None else {**model, "vocab_size": vocabulary}
+
+
+def _hybrid_pattern(arguments: Arguments) -> str:
+    """The kinds of the layers of a hybrid model, a symbol each. Empty for other models.
+
+    Read in core/models/hybrid/hybrid_layer_allocation.py.
+    """
+    spec = arguments.texts("spec")
+    if spec and spec[0] not in _SPECS:
+        raise NotSimulatedError(f"{arguments.where}: --spec: zsim does not simulate layers of one's own yet")
+    pattern = next((text for flag in _HYBRID_FLAGS if (text := arguments.text(flag)) is not None), "")
+    if not pattern and (spec or arguments.has("is-hybrid-model")):
+        raise NotSimulatedError(
+            f"{arguments.where}: a hybrid model by ratios of its layers is not simulated; expected "
+            "--hybrid-layer-pattern"
+        )
+    if unknown := next((symbol for symbol in pattern if symbol not in _SYMBOLS), ""):
+        raise NotSimulatedError(
+            f"{arguments.where}: --hybrid-layer-pattern: zsim does not simulate '{unknown}' of it yet; "
+            f"expected {' '.join(_SYMBOLS)}"
+        )
+    return pattern
+
+
+def _hybrid(arguments: Arguments, pattern: str, hidden: int, heads: int) -> dict[str, Any]:
+    """A hybrid model, whose blocks are Nemotron-H's.
+
+    Read in core/ssm/mamba_mixer.py: four taps, twice the width where no heads are given, chunks of 128.
+    """
+    rotary = arguments.text("position-embedding-type", "learned_absolute", _POSITIONS)
+    act = _activation(arguments)
+    if act not in ("relu2", "gelu") or not arguments.has("disable-bias-linear"):
+        raise NotSimulatedError(
+            f"{arguments.where}: --hybrid-layer-pattern: zsim simulates such models with a plain MLP and "
+            "with --disable-bias-linear alone"
+        )
+    arguments.has(
+        "no-position-embedding", "rotary-percent", "rotary-base", "is-hybrid-model", "normalization"
+    )
+    if rotary in ("rope", "mrope") and "*" in pattern:
+        arguments.notes.append(
+            "--position-embedding-type rope: the rotation in a hybrid's attention is left out"
+        )
+    is_grouped = arguments.has("group-query-attention")
+    head_dim, ffn = arguments.count("mamba-head-dim", 64), arguments.count("ffn-hidden-size", 4 * hidden)
+    model: dict[str, Any] = {
+        "model_type": "nemotron_h",
+        "_name_or_path": "model",
+        "hidden_size": hidden,
+        "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern),
+        "num_attention_heads": heads,
+        "num_key_value_heads": arguments.count("num-query-groups") if is_grouped else heads,
+        "head_dim": arguments.integer("kv-channels", hidden // heads),
+        "intermediate_size": ffn,
+        "max_position_embeddings": _positions(arguments),
+        "mlp_hidden_act": act,
+        "tie_word_embeddings": not arguments.has("untie-embeddings-and-output-weights"),
+        "mamba_head_dim": head_dim,
+        "mamba_num_heads": arguments.integer("mamba-num-heads", 2 * hidden // head_dim),
+        "n_groups": arguments.integer("mamba-num-groups", 8),
+        "ssm_state_size": arguments.integer("mamba-state-dim", 128),
+        "n_routed_experts": arguments.integer("num-experts", 8),
+        "num_experts_per_tok": arguments.count("moe-router-topk", 2),
+        "moe_intermediate_size": arguments.integer("moe-ffn-hidden-size", ffn),
+        "moe_shared_expert_intermediate_size": arguments.integer("moe-shared-expert-intermediate-size", ffn),
+    }
+    vocabulary = _vocabulary(arguments)
+    if vocabulary is None:
+        raise InputError(
+            f"{arguments.where}: --vocab-size: missing, as its tokenizer's file has it; "
+            f"'{arguments.where} --vocab-size N' gives it"
+        )
+    return {**model, "vocab_size": vocabulary}
 
 
 def _latent_attention(arguments: Arguments) -> dict[str, Any]:
@@ -178,7 +265,8 @@ def _vocabulary(arguments: Arguments) -> int | None:
         owner, size = _VOCABULARIES[tokenizer]
         arguments.notes.append(f"no --vocab-size: {owner}'s {size:,} entries are assumed")
         return size
-    named = arguments.text("tokenizer-model") or ""
+    variable = arguments.environment.get("TOKENIZER_MODEL", "")  # of files that only set variables
+    named = _QUANTISED.sub("", arguments.text("tokenizer-model") or variable)
     if preset := preset_of(named) or preset_of_folder(named):
         size = load_model(preset).vocab_size
         arguments.notes.append(f"no --vocab-size: the {size:,} entries of {named}'s config.json are taken")

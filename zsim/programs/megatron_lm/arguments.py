@@ -8,23 +8,22 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
 from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
-from zsim.programs.megatron_lm.shell import Script, run_script
+from zsim.programs.shell import SCRIPT_SUFFIXES, Script, ScriptCall, script_call
 from zsim.reading import parse_whole_number, read_text
 
-# Flags that Megatron's parser still has in order to name their successors.
-_REMOVED = {
+# Of 2019 to 2022 -> the name since. Today's parser only names the successors of the first five.
+_RENAMED = {
     "batch-size": "micro-batch-size",
     "warmup": "lr-warmup-fraction",
     "model-parallel-size": "tensor-model-parallel-size",
-    "checkpoint-activations": "recompute-activations",
-}
-# Of 2020 to 2022 -> the name since.
-_RENAMED = {
+    "checkpoint-activations": "recompute-granularity=full",
+    "checkpoint-num-layers": "recompute-num-layers",
     "activations-checkpoint-method": "recompute-method",
     "activations-checkpoint-num-layers": "recompute-num-layers",
     "layernorm-epsilon": "norm-epsilon",
@@ -40,14 +39,31 @@ _LAUNCHER_OPTIONS = {
 }  # fmt: skip
 _SHORT_OPTIONS = {"-N": "nodes", "-n": "tasks"}
 _EXACT, _MAX_LIST = 3, 10_000
-_SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_SCRIPTS = (*_SHELL_SCRIPTS, ".args", ".txt")
-_SHELLS = ("bash", "sh", "source", ".", "sbatch")
-# Of Megatron-LM's tools/ and examples/ besides training.
+_SCRIPTS = (*SCRIPT_SUFFIXES, ".args", ".txt")
+# Of tools/, examples/ and tests/ of repositories, besides training.
 _IDLE_PROGRAM = re.compile(
     r"generat|inference|text_gen|server|convert|export|quantize|preprocess|evaluate|validate|merge|prune|mmlu"
+    r"|prepare|synthesize|roundtrip|dump_|check_|metrics"
 )
 _POSITIONAL = re.compile(r"\$\{?([1-9])\b")
+# Flags whose numbers may be open in a script -> the setting that says them.
+_OPEN = {
+    "tensor-model-parallel-size": "parallelism.tensor",
+    "pipeline-model-parallel-size": "parallelism.pipeline",
+    "context-parallel-size": "parallelism.context", "expert-model-parallel-size": "parallelism.expert",
+    "expert-tensor-parallel-size": "parallelism.expert_tensor",
+    "micro-batch-size": "training.micro_batch_size", "seq-length": "training.sequence_length",
+    "global-batch-size": "training.gradient_accumulation_steps",
+}  # fmt: skip
+# Of programs on top of Megatron that train other models than its GPT: their flags, and their files.
+_OTHER_MODELS = {
+    "vision-model-type": "vision towers of Megatron's multimodal examples",
+    "freeze-LM": "vision towers of Megatron's multimodal examples",
+    "freeze-ViT": "vision towers of Megatron's multimodal examples",
+    "bert-no-binary-head": "BERT",
+    "bert-load": "BERT",
+}
+_OTHER_PROGRAMS = re.compile(r"(?:mimo|multimodal)/|pretrain_(?:vlm|vision|bert|t5|ict|retro|mimo)")
 
 
 @dataclass
@@ -69,6 +85,8 @@ class Arguments:
     """Flags that were looked up. The others have no effect on a step."""
     hint: str = ""
     """How a value that a script takes from outside is given, where that is not by a variable."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Settings whose flags have a variable that nothing sets, with how to give them."""
 
     def has(self, *flags: str) -> bool:
         """Whether one of the flags is given."""
@@ -93,6 +111,12 @@ class Arguments:
         self.read_flags.add(flag)
         value = self.values.get(flag)
         if value is None:
+            return default
+        if flag in _OPEN and str(value).startswith("$"):
+            self.missing[_OPEN[flag]] = (
+                f"--{flag}: found '{value}', which nothing sets{self._how_to_set(str(value))}, and so does "
+                f"--set {_OPEN[flag]}="
+            )
             return default
         number = parse_whole_number(str(value))
         if number is None or number < minimum:
@@ -129,10 +153,11 @@ class Arguments:
     def _how_to_set(self, value: str) -> str:
         if not value.startswith("$"):
             return ""
-        if self.hint:
+        if self.hint and re.match(r"\$\{?[0-9@]", value):
             return f"; {self.hint}"
-        name = value.strip("${}")
-        return f"; the script takes it from its environment: '{name}=... {self.where}' gives it"
+        name = re.match(r"\$\{?(\w+)", value)
+        variable = f": '{name[1]}=... {self.where}' gives it" if name else ""
+        return f"; the script takes it from its environment{variable}"
 
 
 def is_command_line(words: Sequence[str]) -> bool:
@@ -144,7 +169,7 @@ def is_command_line(words: Sequence[str]) -> bool:
     return num_megatron_flags > 0 and 2 * num_megatron_flags >= len(flags)
 
 
-def _idle_program(words: Sequence[str]) -> str | None:
+def idle_program(words: Sequence[str]) -> str | None:
     """The program that the words start and that trains nothing, by its name."""
     programs = [Path(word).name for word in words if word.endswith(".py")]
     names = (name for name in programs if not re.match(r"(pre)?train|finetune|sft", name))
@@ -152,7 +177,7 @@ def _idle_program(words: Sequence[str]) -> str | None:
 
 
 def _refuse_idle(where: str, words: Sequence[str]) -> None:
-    if name := _idle_program(words):
+    if name := idle_program(words):
         raise InputError(
             f"{where}: {name} trains nothing; expected a command that trains, as pretrain_gpt.py"
         )
@@ -160,17 +185,15 @@ def _refuse_idle(where: str, words: Sequence[str]) -> None:
 
 def names_script(words: Sequence[str]) -> bool:
     """Whether the words name a shell script, with variables for it before and flags after it."""
-    return _script_index(words) is not None
+    return _call(words) is not None
 
 
-def _script_index(words: Sequence[str]) -> int | None:
-    """The index of the script among the words, or None if they name none. A shell may stand before it."""
-    indices = (number for number, word in enumerate(words) if "=" not in word and word not in _SHELLS)
-    index = next(indices, None)
-    if index is None or Path(words[index]).suffix not in _SCRIPTS:
-        return None
-    has_parameters = index + 1 < len(words) and not words[index + 1].startswith("--")
-    return None if has_parameters and Path(words[index]).suffix not in _SHELL_SCRIPTS else index
+def _call(words: Sequence[str]) -> ScriptCall | None:
+    """The script that the words name, or None."""
+    call = script_call(words, _SCRIPTS)
+    if call is None or Path(call.path).suffix in SCRIPT_SUFFIXES:
+        return call
+    return None if call.parameters and not call.parameters[0].startswith("--") else call
 
 
 def read_arguments(config: str | Sequence[str]) -> Arguments:
@@ -182,47 +205,47 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     if not isinstance(config, str):
         return _parse([str(word) for word in config], "strategy.config")
     words = _words(config)
-    script_index = _script_index(words)
-    if script_index is None:
+    call = _call(words)
+    if call is None:
         _refuse_idle("command line", words)
         return _parse(words, "command line")
-    path, parameters = words[script_index], words[script_index + 1 :]
-    environment = dict(word.partition("=")[::2] for word in words[:script_index] if "=" in word)
+    path, parameters = call.path, call.parameters
+    num_positional = next((n for n, word in enumerate(parameters) if word.startswith("--")), len(parameters))
     try:
         text = read_text(Path(path))
+        script = call.run(parameters if num_positional else ())
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a script that starts Megatron") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    num_positional = next((n for n, word in enumerate(parameters) if word.startswith("--")), len(parameters))
-    try:
-        script = run_script(text, environment, parameters if num_positional else ())
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    megatron_commands = [command for command in script.commands if is_command_line(command)]
-    megatron_commands = [command for command in megatron_commands if not _idle_program(command)] or (
-        megatron_commands
-    )
-    if megatron_commands:
-        _refuse_idle(path, megatron_commands[-1])
-    words = megatron_commands[-1] if megatron_commands else _flags_in_variables(script.variables.values)
+    started = [
+        pair for pair in zip(script.commands, script.environments, strict=True) if is_command_line(pair[0])
+    ]
+    started = [pair for pair in started if not idle_program(pair[0])] or started
+    if started:
+        words, environment = started[-1]
+        _refuse_idle(path, words)
+    else:
+        values = script.variables.values
+        words = _flags_in_variables(values)
+        environment = {name: texts[0] for name, texts in values.items() if texts}
     if not words:
         raise InputError(f"{path}: starts no Megatron: {_reason(script, text)}")
-    parameters_read = sorted(set(_POSITIONAL.findall(text)))
+    parameters_read = sorted(set(_POSITIONAL.findall(f"{text} {script.notes}")))
     hint = (
         f"it takes parameters: '{path} {' '.join(f'ARG{n}' for n in parameters_read)}' gives them"
         if parameters_read
         else ""
     )
     hint = "" if num_positional else hint
-    arguments = _parse(words, path, hint=hint, is_script=True)
+    arguments = _parse(words, path, hint=hint, is_script=True, environment=environment)
     for flag, value in _parse(parameters[num_positional:], path).values.items():
         arguments.values[flag] = value
-    variables = script.variables.values
-    arguments.environment = {name: values[0] for name, values in variables.items() if values}
     arguments.notes += list(dict.fromkeys(script.notes))
-    if len(megatron_commands) > 1:
-        arguments.notes.append(f"{len(megatron_commands)} commands start Megatron; the last one is simulated")
+    if len(started) > 1:
+        arguments.notes.append(f"{len(started)} commands start Megatron; the last one is simulated")
     return arguments
 
 
@@ -264,13 +287,20 @@ def _contains(words: list[str], group: list[str]) -> bool:
     return any(words[start : start + len(group)] == group for start in range(len(words) - len(group) + 1))
 
 
-def _parse(words: Sequence[str], where: str, *, hint: str = "", is_script: bool = False) -> Arguments:
+def _parse(
+    words: Sequence[str],
+    where: str,
+    *,
+    hint: str = "",
+    is_script: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Arguments:
     """The flags of a command line.
 
     Programs on top of Megatron have flags of their own. Those of a script, and of a program that is not
     Megatron's, are noted with the number of values that they have there. Any other unknown flag is an error.
     """
-    arguments = Arguments(where, hint=hint)
+    arguments = Arguments(where, hint=hint, environment=environment or {})
     program_index = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
     launcher = _launcher(words[: program_index + 1] if program_index >= 0 else words)
     _set_shape(arguments, launcher)
@@ -295,16 +325,25 @@ def _parse(words: Sequence[str], where: str, *, hint: str = "", is_script: bool 
             continue
         if flag not in FLAGS:
             raise InputError(f"{where}: --{flag}: Megatron has no such flag{did_you_mean(flag, FLAGS)}")
-        if flag in _REMOVED:
-            raise InputError(f"{where}: --{flag}: is no longer Megatron's; expected --{_REMOVED[flag]}")
         values = [value] if equals else []
         while remaining_words and not _is_flag(remaining_words[0]) and not equals and flag not in SWITCHES:
             values.append(remaining_words.pop(0))
             if flag not in LISTS or len(values) >= _MAX_LIST:
                 break
         _set_flag(arguments, flag, values)
+    feature = next(
+        (model for flag, model in _OTHER_MODELS.items() if flag in (*unknown, *arguments.values)), ""
+    )
+    if feature or (program_index >= 0 and _OTHER_PROGRAMS.search(words[program_index])):
+        feature = feature or f"the models of {words[program_index]}"
+        raise NotSimulatedError(
+            f"{where}: zsim does not simulate {feature}; expected pretrain_gpt.py's models"
+        )
     if unknown:
-        flags = ", ".join(f"--{flag}" for flag in dict.fromkeys(unknown))
+        hints = {flag: get_close_matches(flag, FLAGS, 1, 0.92) for flag in unknown}  # a slip of the pen
+        flags = ", ".join(
+            f"--{flag} (or --{hint[0]}?)" if hint else f"--{flag}" for flag, hint in hints.items()
+        )
         arguments.notes.append(f"not Megatron's, and not read: {flags}")
     return arguments
 
@@ -319,9 +358,11 @@ def _set_flag(arguments: Arguments, flag: str, values: list[str]) -> None:
             raise InputError(f"{arguments.where}: --{flag}: takes no value, found '{values[0]}'")
     elif not values and flag not in LISTS:
         raise InputError(f"{arguments.where}: --{flag}: expected a value after it")
-    if flag == "activations-checkpoint-method":  # of whole layers, one by one unless a number is given
+    if flag in ("activations-checkpoint-method", "checkpoint-activations"):
+        # of whole layers, one by one unless a number is given
         arguments.values["recompute-granularity"] = "full"
         arguments.values.setdefault("recompute-num-layers", "1")
+        arguments.values.setdefault("recompute-method", "uniform")
     current_flag, _, fixed_value = _RENAMED.get(flag, flag).partition("=")
     if fixed_value:
         arguments.values[current_flag] = fixed_value
@@ -343,12 +384,20 @@ def _launcher(words: Sequence[str]) -> dict[str, str]:
 
 
 def _set_shape(arguments: Arguments, launcher: Mapping[str, str]) -> None:
-    nodes, per_node = (
-        parse_whole_number(launcher.get("nodes", "1")),
-        parse_whole_number(launcher.get("per_node", "")),
-    )
+    """Set nodes and GPUs by the launcher's options, and where it has none by Slurm's tasks, one per GPU."""
+    job = arguments.environment if "per_node" not in launcher else {}
+    nodes_text = launcher.get("nodes", job.get("SLURM_NNODES", "1"))
+    nodes = parse_whole_number(nodes_text)
+    per_node = parse_whole_number(launcher.get("per_node", job.get("SLURM_NTASKS_PER_NODE", "")))
+    for key, number in (("nodes", nodes), ("GPUs of a node", per_node)):
+        if number == 0:
+            raise InputError(f"{arguments.where}: the launcher's {key}: found 0, expected at least 1")
     if nodes and per_node:
         arguments.nodes, arguments.gpus = nodes, nodes * per_node
+    elif nodes_text.startswith("$"):
+        arguments.notes.append(
+            f"the launcher's nodes are {nodes_text}, which nothing sets: --nodes gives them"
+        )
 
 
 def refuse(arguments: Arguments, flag: str, feature: str) -> None:

@@ -7,6 +7,7 @@ Read in Megatron-Core 0.16.1: `validate_args` of `training/arguments.py`, `get_n
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
@@ -127,6 +128,17 @@ def _pipeline(arguments: Arguments) -> dict[str, Any]:
     elif any(end_layers):
         keys |= {"first_stage_less_layers": end_layers[0], "last_stage_less_layers": end_layers[1]}
     return keys
+
+
+def late_stages(arguments: Arguments) -> Callable[[int], dict[str, list[int]]] | None:
+    """The split of flags that name an end's layers, for a model whose layers they do not say."""
+    ranks, layers = arguments.count("pipeline-model-parallel-size"), arguments.integer("num-layers")
+    first, last = arguments.integer(_FIRST), arguments.integer(_LAST)
+    if ranks == 1 or layers is not None or (first is None and last is None):
+        return None
+    virtual = arguments.integer(_VIRTUAL) or 1
+    key = "parallelism.layers_per_stage"
+    return lambda num_layers: {key: _uneven_stages(arguments, num_layers, ranks, virtual, first, last)}
 
 
 def _virtual_stages(

@@ -97,7 +97,7 @@ def expert_architecture(arguments: Arguments, layers: int, ffn: int) -> dict[str
         "num_moe_experts": experts,
         "moe_router_topk": arguments.count("moe-router-topk", 2),
         "moe_ffn_hidden_size": arguments.integer("moe-ffn-hidden-size", ffn),
-        "moe_layer_pattern": _pattern(arguments, layers),
+        "moe_layer_pattern": _expert_layers(arguments, layers),
         "moe_router_score_function": arguments.text(
             "moe-router-score-function", "softmax", ("softmax", "sigmoid")
         ),
@@ -110,24 +110,28 @@ def expert_architecture(arguments: Arguments, layers: int, ffn: int) -> dict[str
     return keys if shared is None else {**keys, "moe_shared_expert_intermediate_size": shared}
 
 
-def _pattern(arguments: Arguments, layers: int) -> list[int]:
-    """1 for each layer with experts and 0 for each dense one. The flag is a period, or a list as Python
-    writes it.
-    """
+def _expert_layers(arguments: Arguments, layers: int) -> list[int]:
+    """1 for each layer with experts and 0 for each dense one. A period counts from its first layer."""
     text = arguments.text("moe-layer-freq", "1") or "1"
     if text.isdigit() and int(text) > 0:
         return [int(number % int(text) == 0) for number in range(layers)]
+    return layer_pattern(arguments, "moe-layer-freq", text, layers)
+
+
+def layer_pattern(arguments: Arguments, flag: str, text: str, layers: int) -> list[int]:
+    """1 or 0 for each layer. The flag is a period, whose last layer has 0, or a list as Python writes it."""
+    if text.isdigit() and int(text) > 0:
+        return [int((number + 1) % int(text) != 0) for number in range(layers)]
     try:
         bits = _parse_pattern(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError):
         raise NotSimulatedError(
-            f"{arguments.where}: --moe-layer-freq: found '{text}'; zsim reads a number, or lists of 0 and 1 "
+            f"{arguments.where}: --{flag}: found '{text}'; zsim reads a number, or lists of 0 and 1 "
             "joined by + and repeated by *, as in ([0]*3+[1]*58) and ([0]+[1]*3)*4"
         ) from None
     if len(bits) != layers:
         raise InputError(
-            f"{arguments.where}: --moe-layer-freq: found {len(bits)} layers in '{text}', expected "
-            "--num-layers, "
+            f"{arguments.where}: --{flag}: found {len(bits)} layers in '{text}', expected --num-layers, "
             f"{layers}"
         )
     return bits

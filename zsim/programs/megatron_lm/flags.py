@@ -25,21 +25,15 @@ NOT_SIMULATED: Mapping[str, str] = {
     "perform-rl-step": "steps of reinforcement learning",
     "symmetric-ar-type": "all-reduces of symmetric memory",
     "yaml-cfg": "flags in another file (give that file instead)",
-    "spec": "layers of one's own",
     "kitchen-config-file": "quantisation by Kitchen",
     "kitchen-recipe-number": "quantisation by Kitchen",
     "te-precision-config-file": "a precision that differs by layer",
     "freeze-all-layers": "frozen layers",
     "skip-train": "runs that do not train",
-    "moe-layer-recompute": "recomputation of a layer's experts alone",
-    "step-batch-size-schedule": "a batch that grows by steps (give the batch as --global-batch-size)",
 }
 
 NOT_SIMULATED_ARCHITECTURES: Mapping[str, str] = {
     "experimental-attention-variant": "attention that is not softmax attention",
-    "is-hybrid-model": "layers of Mamba",
-    "hybrid-override-pattern": "layers of Mamba",
-    "hybrid-layer-pattern": "layers of Mamba",
     "heterogeneous-layers-config-path": "layers that differ",
     "heterogeneous-layers-config-encoded-json": "layers that differ",
     "decoder-num-layers": "encoders with decoders",
@@ -48,7 +42,6 @@ NOT_SIMULATED_ARCHITECTURES: Mapping[str, str] = {
     "attention-output-gate": "a gate on attention's output",
     "qk-l2-norm": "L2 norms of queries and keys",
     "qk-clip": "clipped queries and keys",
-    "window-attn-skip-freq": "windows on some layers only",
     "vision-pretraining": "vision models",
     "retro-add-retriever": "retrievers",
 }

@@ -13,7 +13,7 @@ from zsim.frameworks.megatron.settings.table import GraphModule
 from zsim.programs.environment import read_attention, read_environment
 from zsim.programs.megatron_lm.architecture import read_architecture
 from zsim.programs.megatron_lm.arguments import Arguments, read_arguments, refuse
-from zsim.programs.megatron_lm.degrees import read_degrees
+from zsim.programs.megatron_lm.degrees import late_stages, read_degrees
 from zsim.programs.megatron_lm.expert_flags import read_experts
 from zsim.programs.megatron_lm.flags import (
     IDLE_WITHOUT_EXPERTS,
@@ -24,6 +24,7 @@ from zsim.programs.megatron_lm.flags import (
 from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_cpu_optimizer, read_fsdp
 from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES
 from zsim.programs.megatron_lm.muon_flags import MUONS, read_muon
+from zsim.reading import parse_whole_number
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
 
@@ -54,6 +55,8 @@ def settings_of(arguments: Arguments) -> TrainingFile:
     model = read_architecture(arguments)
     if model is not None:
         file.defaults["model"] = model
+    elif arguments.hint:
+        file.missing["model"] = f"names no model: {arguments.hint}, or give it (--model)"
     if arguments.gpus is not None:
         file.settings |= {"nodes": arguments.nodes, "gpus": arguments.gpus}
     file.settings["strategy.kind"] = "megatron"
@@ -69,6 +72,8 @@ def settings_of(arguments: Arguments) -> TrainingFile:
     _read_data_parallelism(arguments, file)
     _read_environment(arguments, file)
     _note_ignored_flags(arguments, file)
+    file.missing |= arguments.missing
+    file.resolve_stages = late_stages(arguments)
     return file
 
 
@@ -76,13 +81,24 @@ def _read_batch(arguments: Arguments, file: TrainingFile) -> None:
     length, micro_batch_size = arguments.integer("seq-length"), arguments.integer("micro-batch-size")
     if length is not None:
         file.settings["training.sequence_length"] = length
-    if micro_batch_size is None and arguments.has("num-layers"):
+    if micro_batch_size is None and arguments.has("num-layers") and not arguments.has("micro-batch-size"):
         raise InputError(f"{arguments.where}: --micro-batch-size: missing, as Megatron asks for it")
     if micro_batch_size is not None:
         file.settings["training.micro_batch_size"] = micro_batch_size
     file.global_batch_size = arguments.integer("global-batch-size")
     if arguments.has("rampup-batch-size"):
         file.note("--rampup-batch-size: the batch after it is simulated")
+    if schedule := (arguments.text("step-batch-size-schedule") or "").split():
+        size = parse_whole_number(schedule[-1].rpartition(":")[2])
+        if not size:
+            raise InputError(
+                f"{arguments.where}: --step-batch-size-schedule: found '{schedule[-1]}', expected where it "
+                "begins and a batch, as in 250B:1536"
+            )
+        file.global_batch_size = size
+        file.note("--step-batch-size-schedule: its last batch is simulated")
+    if arguments.has("grpo-group-size"):
+        file.note("flags of Megatron-RL: an update is simulated as a step of training, without its rollouts")
     clipping = arguments.number("clip-grad", 1.0)
     (file.settings if arguments.has("clip-grad") else file.defaults)["training.gradient_clipping"] = clipping
     optimizer = arguments.text("optimizer", "adam", (*_OPTIMIZERS, *MUONS, *_EMERGING)) or "adam"
@@ -167,6 +183,8 @@ def _read_recomputation(arguments: Arguments, file: TrainingFile) -> None:
     minimum = 0 if method == "block" else 1  # a block of none is what Megatron's loop makes of 0
     layers = arguments.integer("recompute-num-layers", minimum=minimum)
     modules = arguments.texts("recompute-modules")
+    if arguments.has("moe-layer-recompute"):  # the older word for one of the modules
+        kind, modules = kind or "selective", [*(modules or ["core_attn"]), "moe"]
     if kind is None or (kind == "full" and layers == 0):
         return
     file.settings["training.activation_checkpointing"] = kind
@@ -218,6 +236,8 @@ def _read_graphs(arguments: Arguments, file: TrainingFile) -> None:
     names = [*arguments.texts("cuda-graph-scope"), *arguments.texts("cuda-graph-modules")]
     arguments.read_flags.add("cuda-graph-warmup-steps")
     is_old = arguments.has("enable-cuda-graph", "external-cuda-graph")
+    if arguments.has("grpo-group-size") and not arguments.has("rl-training-cuda-graphs"):
+        return  # of rollouts alone (training/arguments.py `validate_args`)
     if kind == "none" and not is_old:
         return
     if kind == "full_iteration" or (kind == "local" and names == ["full_iteration"]):

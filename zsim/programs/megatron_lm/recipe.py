@@ -137,6 +137,7 @@ def read_fields(file: TrainingFile, fields: Mapping[str, Any]) -> None:
     file.settings |= megatron.settings | kept
     file.defaults = megatron.defaults | file.defaults
     file.notes += [note for note in megatron.notes if note not in file.notes]
+    file.resolve_stages = megatron.resolve_stages
 
 
 def _adapters(where: str, peft: Mapping[str, Any]) -> dict[str, Any]:

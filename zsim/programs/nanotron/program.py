@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from zsim.programs.marks import MarkedProgram
-from zsim.specs.formats.program import ProgramSource
-from zsim.specs.formats.training_file import TrainingFile
 
 
 class Nanotron(MarkedProgram):
@@ -15,11 +13,6 @@ class Nanotron(MarkedProgram):
     reads = "a nanotron YAML"
     release = "nanotron of April 2026 (2411b022)"
     recognised_by = "`parallelism` with dp, tp and pp, beside `tokens`"
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.nanotron.read import read_nanotron
-
-        return read_nanotron(source)
 
 
 PROGRAM = Nanotron()

@@ -5,13 +5,13 @@ Read in nanotron 2411b022: `config/config.py`, `config/parallelism_config.py`, `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.nanotron.keys import IDLE, KEYS
 from zsim.specs.formats.nested_keys import NestedKeys
-from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
 
 _SEQUENCE_PARALLEL = {"ALL_REDUCE": False, "REDUCE_SCATTER": True}
@@ -22,16 +22,16 @@ _MODEL = {
     "vocab_size": 32000, "max_position_embeddings": 2048, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False,
 }  # fmt: skip
-_OTHER_MODELS = ("is_starcoder2_config", "moe_config", "sliding_window_size")
+_OTHER_MODELS = re.compile(r"is_(?!llama_|qwen2_)\w+_config|moe_config|sliding_window_size|ssm_cfg")
 
 
-def read_nanotron(source: ProgramSource) -> TrainingFile:
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in a nanotron YAML.
 
     Raises InputError for values that nanotron refuses, NotSimulatedError for what zsim does not simulate.
     """
-    file = TrainingFile(source.text, program="nanotron")
-    keys = NestedKeys(file, source.content, KEYS, IDLE)
+    file = TrainingFile(name, program="nanotron")
+    keys = NestedKeys(file, data, KEYS, IDLE)
     file.settings |= {"strategy.kind": "megatron", "strategy.engine": "nanotron"}
     keys.read(
         "tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica",
@@ -95,7 +95,8 @@ def _model(keys: NestedKeys) -> dict[str, Any] | None:
     config = keys.table("model.model_config")
     if not config:
         return None
-    mark = next((key for key in _OTHER_MODELS if config.get(key) or _has_below(config, key)), None)
+    marks = (key.partition(".")[0] for key, value in config.items() if value)
+    mark = next((key for key in marks if _OTHER_MODELS.fullmatch(key)), None)
     if mark is not None:
         keys.file.note(f"model.model_config.{mark}: such a model is not read: give it with --model")
         return None
@@ -107,10 +108,6 @@ def _model(keys: NestedKeys) -> dict[str, Any] | None:
         "model_type": "llama",
         "_name_or_path": "nanotron",
     }
-
-
-def _has_below(config: Mapping[str, Any], key: str) -> bool:
-    return any(name.startswith(f"{key}.") for name in config)
 
 
 def _split_stages(keys: NestedKeys, model: Mapping[str, Any]) -> None:

@@ -103,6 +103,7 @@ _KEYS = (
     ProgramKey(f"{DTENSOR}.lora_cfg.alpha", (int, float), "their scale", "training.lora.alpha"),
     ProgramKey(f"{DTENSOR}.lora_cfg.match_all_linear", bool, "on all linear layers"),
     ProgramKey(f"{DTENSOR}.lora_cfg.target_modules", list, "the modules that get one"),
+    ProgramKey(f"{DTENSOR}.lora_cfg.exclude_modules", list, "and those that get none"),
     ProgramKey(f"{MEGATRON}.enabled", bool, "Megatron-Core trains"),
     ProgramKey(f"{MEGATRON}.activation_checkpointing", bool, "layers are recomputed"),
     ProgramKey("cluster.num_nodes", int, "nodes", "nodes"),

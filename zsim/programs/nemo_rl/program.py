@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from zsim.errors import InputError
 from zsim.programs.marks import MarkedProgram, matching_row
 from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource
-from zsim.specs.formats.training_file import TrainingFile
 
 
 class NemoRl(MarkedProgram):
@@ -35,11 +34,6 @@ class NemoRl(MarkedProgram):
         except InputError:
             return False
         return marks is not None and marks.name == self.name
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.nemo_rl.read import read_nemo_rl
-
-        return read_nemo_rl(source)
 
 
 PROGRAM = NemoRl()

@@ -6,7 +6,6 @@ Read in NeMo-RL 7ea279ab: `utils/config.py` (`load_config_with_inheritance`), `m
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,12 @@ from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 
 _MAX_FILES = 20
-_PRODUCT = re.compile(r"\$\{mul:([^,]+),([^,]+)\}")
+# Sections of what trains on pairs, or with passes of another model (nemo_rl/algorithms).
+_OTHER_TRAININGS = {
+    "dpo": "preference training, on pairs and with a reference",
+    "rm": "reward models, which train on pairs",
+    "distillation": "distillation, with passes of a teacher",
+}
 _UPDATE = "of the policy, over sequences of the longest length"
 _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
 _ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
@@ -44,19 +48,15 @@ _MEGATRON_IDLE = (
 )  # fmt: skip
 
 
-def read_nemo_rl(source: ProgramSource) -> TrainingFile:
-    """The update of the policy in a NeMo-RL YAML.
-
-    Raises InputError for a file that it extends and that is missing, NotSimulatedError for what zsim does not
-    simulate.
-    """
-    return read_values(source.text, source.content)
-
-
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the policy in NeMo-RL's values by key, of a file called `name` or one with changes."""
     file = TrainingFile(name, program="nemo-rl")
     keys = NestedKeys(file, resolve_references(_extended(Path(name), data)), KEYS, IDLE)
+    for section, feature in _OTHER_TRAININGS.items():
+        if keys.has(section):
+            raise NotSimulatedError(
+                f"{file.name}: {section}: zsim does not simulate {feature} of NeMo-RL yet"
+            )
     _read_machines(keys)
     keys.read_model("policy.model_name")
     keys.read("policy.train_micro_batch_size", "policy.max_total_sequence_length")
@@ -198,17 +198,10 @@ def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
 
 
 def _packed_tokens(keys: NestedKeys, name: str) -> int | None:
-    """Tokens of a packed micro-batch: a number, or the product of two keys by NeMo-RL's resolver `mul`.
-
-    None where the file leaves them out or derives them otherwise, which are those of full micro-batches.
-    """
+    """Tokens of a packed micro-batch. None where the file leaves them out, as those of full micro-batches."""
     key = f"policy.{name}.train_mb_tokens"
     keys.ignore(key)
     value = keys.values.get(key)
-    if isinstance(value, str) and (factors := _PRODUCT.fullmatch(value.strip())):
-        numbers = [keys.values.get(factor.strip().strip("${}"), factor) for factor in factors.groups()]
-        whole_numbers = [number for number in numbers if isinstance(number, int)]
-        value = math.prod(whole_numbers) if len(whole_numbers) == len(numbers) else None
     return value if isinstance(value, int) and value > 0 else None
 
 
@@ -264,14 +257,17 @@ def _read_adapters(keys: NestedKeys) -> None:
     is_on = keys.get(f"{prefix}.enabled", False)
     rank, alpha = keys.get(f"{prefix}.dim", 8), keys.get(f"{prefix}.alpha", 32)
     targets = keys.get(f"{prefix}.target_modules", [])
-    if is_on:
+    excluded = keys.get(f"{prefix}.exclude_modules", [])
+    if is_on:  # without targets every product is one (automodel's `ModuleMatcher`)
+        matches_all = keys.get(f"{prefix}.match_all_linear", True) or not targets
         keys.file.settings |= {
             "training.lora.rank": rank,
             "training.lora.alpha": alpha,
-            "training.lora.targets": "all-linear"
-            if keys.get(f"{prefix}.match_all_linear", True)
-            else targets,
+            "training.lora.targets": "all-linear" if matches_all else targets,
         }
+    if is_on and excluded:
+        patterns = (re.escape(str(name)).replace(r"\*", ".*") for name in excluded)
+        keys.file.settings["training.lora.exclude"] = "|".join(patterns)
 
 
 def _read_megatron(keys: NestedKeys) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from zsim.programs.marks import MarkedProgram
-from zsim.specs.formats.program import ProgramSource
-from zsim.specs.formats.training_file import TrainingFile
 
 
 class Olmo(MarkedProgram):
@@ -17,11 +15,6 @@ class Olmo(MarkedProgram):
     recognised_by = (
         "`device_train_microbatch_size` beside `fsdp` or a key of its model (block_type, mlp_ratio, ...)"
     )
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.olmo.read import read_olmo
-
-        return read_olmo(source)
 
 
 PROGRAM = Olmo()

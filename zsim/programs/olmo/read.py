@@ -6,12 +6,12 @@ Read in OLMo 59a53e3f: `olmo/config.py`, `olmo/model.py` (`get_fsdp_wrap_policy`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.olmo.keys import CHECKPOINTS, IDLE, KEYS
 from zsim.specs.formats.nested_keys import NestedKeys
-from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
 
 _PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32"}
@@ -25,13 +25,13 @@ _MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def read_olmo(source: ProgramSource) -> TrainingFile:
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in an OLMo YAML.
 
     Raises InputError for values that OLMo refuses, NotSimulatedError for what zsim does not simulate.
     """
-    file = TrainingFile(source.text, program="olmo")
-    keys = NestedKeys(file, source.content, KEYS, IDLE)
+    file = TrainingFile(name, program="olmo")
+    keys = NestedKeys(file, data, KEYS, IDLE)
     keys.read("device_train_microbatch_size", "optimizer.name")
     file.global_batch_size = keys.get("global_train_batch_size", 512)
     word = keys.get("precision", "amp_bf16")

@@ -17,7 +17,6 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.prime_rl.keys import IDLE, KEYS
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.specs.formats.nested_keys import NestedKeys
-from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
@@ -35,13 +34,12 @@ _EXPERT_TARGETS = ("experts", "fc1_latent_proj", "fc2_latent_proj")
 _DISTILLATIONS = ("opd", "opsd", "sft")  # packages/prime-rl-configs algorithm.py
 
 
-def read_prime_rl(source: ProgramSource) -> TrainingFile:
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the trainer in a prime-rl TOML.
 
     Raises InputError for values that prime-rl refuses, NotSimulatedError for what zsim does not simulate.
     """
-    file = TrainingFile(source.text, program="prime-rl")
-    data = source.content
+    file = TrainingFile(name, program="prime-rl")
     if "train" in data:
         raise InputError(
             f"{file.name}: is an orchestrator's, which trains nothing; expected the trainer's file"

@@ -317,12 +317,19 @@ IDLE_KEYS = {
 SECTIONS = (*IDLE_SECTIONS, *IDLE_KEYS)
 
 # (model, flavor) -> zsim's preset of the same shape.
+_QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
 PRESETS = {
     ("llama3", "1B"): "llama-3.2-1b",
     ("llama3", "8B"): "llama-3-8b",
     ("llama3", "70B"): "llama-3-70b",
     ("llama3", "405B"): "llama-3.1-405b",
-    ("qwen3", "8B"): "qwen3-8b",
+    ("llama3", "3B"): "llama-3.2-3b",
+    **{("qwen3", size): f"qwen3-{size.lower()}" for size in _QWEN3_SIZES},
+    ("deepseek_v3", "16B"): "deepseek-v2-lite",
+    ("deepseek_v3", "236B"): "deepseek-v2",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
+    ("gpt_oss", "120b"): "gpt-oss-120b",
 }
 
 # Settings of 0.3.0's registered functions beyond its defaults (models/llama3/config_registry.py).

@@ -302,5 +302,6 @@ def _read_training_options(settings: TitanSettings, is_new: bool) -> None:
         settings.file.defaults["model"] = PRESETS[flavor]
     elif flavor[0]:
         settings.file.note(f"model {flavor[0]} {flavor[1]}: the experiment's model is simulated")
+        settings.file.missing["model"] = f"model {flavor[0]} {flavor[1]}: has no preset; give one (--model)"
     if is_new:
         settings.file.note("the loss in chunks (0.3's default) is simulated as one piece")

@@ -34,6 +34,11 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 _CONVERTERS = {"Float8LinearConverter": "float8", "MXFP8LinearConverter": "mx"}
+_OTHER_TRAINERS = {
+    "Controller.Config": "reinforcement learning of torchtitan's experiments",
+    "FluxTrainer.Config": "diffusion models",
+    "to_graph_trainer_config": "steps that are compiled as one graph",
+}
 # Sections of a configuration that a step depends on, whose fields are keys of the command line too.
 _SECTIONS = ("training", "parallelism", "compile")
 
@@ -107,7 +112,8 @@ class _Functions:
             for target in targets:
                 self._assign(target, self._value(statement.value, values), values)
         elif not isinstance(
-            statement, ast.Expr | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass | ast.AnnAssign
+            statement,
+            ast.Expr | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass | ast.AnnAssign | ast.FunctionDef,
         ):
             kind = type(statement).__name__.lower()
             raise NotSimulatedError(
@@ -164,6 +170,8 @@ class _Functions:
 
 def _settings(config: Mapping[str, Any], module: str, where: str) -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of what a step depends on."""
+    if (feature := _OTHER_TRAINERS.get(str(config.get(CLASS)))) is not None:
+        raise NotSimulatedError(f"{where}: zsim does not simulate {feature}; expected a Trainer.Config")
     for section in _SECTIONS:
         fields = config.get(section)
         for key, value in fields.items() if isinstance(fields, dict) else ():

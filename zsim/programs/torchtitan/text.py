@@ -12,50 +12,46 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean, unreadable_reason
-from zsim.programs.megatron_lm.shell import run_script
+from zsim.programs.shell import ScriptCall, script_call
 from zsim.programs.torchtitan.keys import KEYS, REGISTERED, RENAMED, SECTIONS
 from zsim.programs.torchtitan.registry import locate_registry, read_registered
 from zsim.reading import parse_json, parse_toml, parse_whole_number, read_text
 from zsim.specs.cluster.files import read_toml
+from zsim.specs.formats.config_file import flatten
 
 _CONFIG_FILE = "job.config_file"
 # Variables that run_train.sh reads -> the options that it makes of them.
 _VARIABLES = {"CONFIG_FILE": _CONFIG_FILE, "MODULE": "module", "CONFIG": "config"}
-_SHELLS = ("bash", "sh")
 _MICRO_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 _STEP_TOKENS, _LENGTH = "training.num_tokens_per_train_step", "training.max_context_length"
 
 
 def names_launch_script(words: list[str]) -> bool:
     """Whether the words start a script that starts torchtitan, with variables for it before."""
-    index = next(
-        (number for number, word in enumerate(words) if "=" not in word and word not in _SHELLS), None
-    )
-    if index is None or not words[index].endswith(".sh") or not os.path.isfile(words[index]):
+    call = script_call(words)
+    if call is None or not os.path.isfile(call.path):
         return False
     try:
-        return "torchtitan" in read_text(words[index])
+        return "torchtitan" in read_text(call.path)
     except (OSError, UnicodeDecodeError, InputError):
         return False
 
 
-def _script_words(words: list[str]) -> tuple[list[str], Path]:
+def _script_words(call: ScriptCall) -> tuple[list[str], Path]:
     """(the command line that a launch script starts, the script's folder). Nothing of it is run."""
-    index = next(number for number, word in enumerate(words) if word.endswith(".sh"))
-    path, environment = words[index], dict(word.partition("=")[::2] for word in words[:index] if "=" in word)
-    script = run_script(read_text(path), environment, words[index + 1 :] or ("",))
+    script = call.run(call.parameters or ("",))
     commands = [command for command in script.commands if any("torchtitan" in word for word in command)]
     if not commands:
-        raise InputError(f"{path}: starts no torchtitan: expected torchrun -m torchtitan.train ...")
-    return [word for word in commands[-1] if word], Path(path).parent
+        raise InputError(f"{call.path}: starts no torchtitan: expected torchrun -m torchtitan.train ...")
+    return [word for word in commands[-1] if word], Path(call.path).parent
 
 
 def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     """(name for messages, dotted settings in today's spelling, whether they are 0.3.0's)."""
     words = [config] if os.path.isfile(config) else _words(config)
     folder = Path()
-    if names_launch_script(words):
-        words, folder = _script_words(words)
+    if names_launch_script(words) and (call := script_call(words)) is not None:
+        words, folder = _script_words(call)
     shape, options = _split_launcher(words)
     command_line_settings = dict(_parse_options(options))
     file = command_line_settings.pop(_CONFIG_FILE, None)
@@ -74,7 +70,8 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
             raise InputError(f"{file}: no such file; expected a torchtitan TOML{tried}")
         is_new = file.endswith(".json")
         data = _read(Path(file))
-        settings |= dict(_flatten(_add_checkpointing_mode(data) if is_new else data))
+        values = flatten(_add_checkpointing_mode(data) if is_new else data)
+        settings |= {key: value for key, value in values if value is not None and value != {}}
     name = file or ("torchtitan" if module is None else f"torchtitan {registered}")
     settings = _sequences(settings | command_line_settings, str(name))
     return str(name), {**_rename_keys(settings, str(name)), **shape}, is_new
@@ -135,14 +132,6 @@ def _add_checkpointing_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
         mode = "selective" if "force_recompute_mm_shapes_by_fqns" in policy else "full"
     settings = {key: value for key, value in saved.items() if value is not None}
     return {**settings, "activation_checkpoint": {**(policy or {}), "mode": mode}}
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", value
 
 
 def _registered_settings(module: str, config: str, folder: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
 _LOSSES = ("eager", "fused")  # "fused" if it is compiled
 CLIPS_NOTHING = 1e9  # torchtitan computes the norm in any case
 _RECIPES = ("torchao-tensorwise", "torchao-rowwise", "mxfp8")
-_NOT_IN_0_2 = {("llama3", "1B")}  # a flavor of 0.3
+_NOT_IN_0_2 = {("llama3", "1B"), ("llama3", "3B"), ("gpt_oss", "20b"), ("gpt_oss", "120b")}  # 0.3's
 
 
 class TomlWriter(ProgramWriter):

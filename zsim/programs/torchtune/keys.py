@@ -37,6 +37,10 @@ _READ = (
     ProgramKey("dtype", str, "the type of everything: bf16 or fp32", "training.stored_dtype"),
     ProgramKey("optimizer._component_", str, "the optimizer", "training.optimizer"),
     ProgramKey("optimizer.fused", bool, "whether its kernel is fused", "training.optimizer_implementation"),
+    ProgramKey(
+        "optimizer_in_bwd", bool, "whether weights are updated within backward, on one GPU",
+        "strategy.optimizer_in_backward",
+    ),
     ProgramKey("loss._component_", str, "the loss", "training.cross_entropy"),
     ProgramKey(
         "clip_grad_norm", (float, str), "norm that gradients are clipped to",
@@ -78,7 +82,6 @@ _READ = (
     ProgramKey("context_parallel_dim", int, "ranks that share a sequence", "parallelism.context"),
 )  # fmt: skip
 _REFUSED = (
-    ("optimizer_in_bwd", "optimizers that update weights within backward"),
     ("enable_fp8_training", 'products in fp8 of torchtune; expected training.precision = "fp8"'),
     ("model.use_dora", "DoRA, which norms every adapted weight"),
     ("model.decoder_trainable", "multimodal models"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, ValuesProgram
 
 _COMPONENT = "_component_"
 
@@ -19,7 +18,7 @@ def has_components(data: Any) -> bool:
     )
 
 
-class Torchtune(TrainingProgram):
+class Torchtune(ValuesProgram):
     name = "torchtune"
     title = "torchtune"
     kinds = ("fsdp2", "ddp")
@@ -34,11 +33,6 @@ class Torchtune(TrainingProgram):
     def recognises(self, source: ProgramSource) -> bool:
         """Whether a YAML has a component of torchtune."""
         return source.suffix in YAML_SUFFIXES and has_components(source.content)
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.torchtune.read import read_torchtune
-
-        return read_torchtune(source.text)
 
 
 PROGRAM = Torchtune()

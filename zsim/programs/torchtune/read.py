@@ -11,7 +11,7 @@ fp32 copies (recipes/full_finetune_distributed.py, "Precision"). FSDP2 gathers a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_par
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
-from zsim.specs.formats.config_file import read_file
+from zsim.specs.formats.config_file import flatten
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import missing_model
@@ -45,21 +45,16 @@ _OTHER_RECIPES = {
     "ref_policy_checkpointer": "PPO and GRPO",
     "grpo_samples": "PPO and GRPO",
 }
-_SINGLE, _PREFERENCE = "single_device", "rlhf.loss.DPOLoss"
-
-
-def read_torchtune(path: str) -> TrainingFile:
-    """The settings in torchtune's YAML.
-
-    Raises InputError for impossible values, NotSimulatedError for recipes and options that zsim lacks.
-    """
-    return read_file(path, read_values)
+_SINGLE = ("single_device", "low_memory")  # in names of files and outputs
+_PREFERENCE = "rlhf.loss.DPOLoss"
+# Builders whose shapes a later model has as well (models/qwen2/_model_builders.py).
+_SAME_SHAPES = {"qwen205b": "qwen2.5-0.5b", "qwen215b": "qwen2.5-1.5b"}
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in torchtune's values by key, of a file called `name`."""
     file = TrainingFile(name, program="torchtune")
-    values = FileValues(file, dict(_flatten(data)), KEYS, SILENT, "torchtune")
+    values = FileValues(file, dict(flatten(data, ("compile",))), KEYS, SILENT, "torchtune")
     values.refuse()
     _check_recipe(values, data)
     component = str(values.get("model._component_", ""))
@@ -70,7 +65,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         raise InputError(f"{name}: batch_size: missing, which torchtune's recipes need")
     read_epochs(values, "epochs", 1, "max_steps_per_epoch")
     _read_length(values)
-    _read_strategy(values, is_single=_SINGLE in name or _SINGLE in str(data.get("output_dir", "")))
+    names = f"{name} {data.get('output_dir', '')}"
+    _read_strategy(values, is_single=any(mark in names for mark in _SINGLE))
     has_adapters = builder.startswith(("lora_", "qlora_"))
     _read_types(values, has_adapters=has_adapters)
     _read_optimizer(values)
@@ -82,14 +78,6 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         read_preferences(values, "DPO", reference="base" if has_adapters else "copy")
     values.finish(RELEASE)
     return file
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value and f"{prefix}{key}" != "compile":
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _check_recipe(values: FileValues, data: Mapping[str, Any]) -> None:
@@ -132,14 +120,14 @@ def _read_model(values: FileValues, component: str) -> None:
     sentence = missing_model("model._component_", component)
     if stored:
         sentence += f"; checkpointer.checkpoint_dir names {stored} (--model {stored})"
-    values.file.missing_model = sentence
+    values.file.missing["model"] = sentence
 
 
 def _preset_of(builder: str) -> str | None:
     """`qlora_llama3_1_8b` -> `llama-3.1-8b`."""
     name = re.sub(r"^q?lora_|_(instruct|base|classifier)$", "", builder).replace("_", "")
     names = {re.sub(r"[-.]", "", preset): preset for preset in model_preset_names()}
-    return names.get(name)
+    return names.get(name) or _SAME_SHAPES.get(name)
 
 
 def _read_length(values: FileValues) -> None:
@@ -200,6 +188,10 @@ def _read_optimizer(values: FileValues) -> None:
     values.file.settings["training.optimizer"] = optimizer
     if name.startswith("torch.") and not values.flag("optimizer.fused"):
         values.put("training.optimizer_implementation", "foreach", "optimizer._component_")
+    if values.flag("optimizer_in_bwd"):
+        if values.file.settings["strategy.kind"] != "ddp":
+            raise values.lack("optimizer_in_bwd", "updates within backward on several GPUs")
+        values.file.settings["strategy.optimizer_in_backward"] = True
     norm = values.get("clip_grad_norm")
     is_clipped = norm is not None and str(norm) != "inf"
     values.file.settings["training.gradient_clipping"] = (

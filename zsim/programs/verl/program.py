@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from zsim.programs.marks import MarkedProgram
-from zsim.specs.formats.program import ProgramSource
-from zsim.specs.formats.training_file import TrainingFile
 
 
 class Verl(MarkedProgram):
@@ -15,11 +13,6 @@ class Verl(MarkedProgram):
     reads = "a verl YAML"
     release = "verl of January 2026 (b178a3cd)"
     recognised_by = "`actor_rollout_ref`"
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.verl.read import read_verl
-
-        return read_verl(source)
 
 
 PROGRAM = Verl()

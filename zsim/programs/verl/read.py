@@ -15,7 +15,6 @@ from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
 from zsim.specs.formats.nested_keys import NestedKeys
-from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
@@ -47,14 +46,6 @@ _SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _SFT_IDLE = (
     *IDLE, "optim", "model.trust_remote_code", "model.external_lib", "model.use_shm", "use_remove_padding",
 )  # fmt: skip
-
-
-def read_verl(source: ProgramSource) -> TrainingFile:
-    """The update of the actor in a verl YAML.
-
-    Raises InputError for values that verl refuses, NotSimulatedError for what zsim does not simulate.
-    """
-    return read_values(source.text, source.content)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.mixers.rwkv7 import GeneralizedDelta
 from zsim.operations.operation import operations_of
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.framework_resolver import FrameworkResolver
@@ -79,12 +80,14 @@ def _check_encoder_decoder(model: ModelSpec, parallelism: ParallelismConfig) -> 
 
 def _check_stages(model: ModelSpec, parallelism: ParallelismConfig) -> None:
     """A stage sends its residual stream alone to the next."""
-    modules = (module for block in model.unique_blocks for module in block.modules)
-    reads_keys = any(work.reads_keys for work in operations_of(modules, Attention))
-    if parallelism.pipeline > 1 and reads_keys:
+    modules = [module for block in model.unique_blocks for module in block.modules]
+    read = "keys and values" if any(work.reads_keys for work in operations_of(modules, Attention)) else ""
+    if any(work.reads_values for work in operations_of(modules, GeneralizedDelta)):
+        read = "values"
+    if parallelism.pipeline > 1 and read:
         raise NotSimulatedError(
-            f"parallelism.pipeline: found {parallelism.pipeline}, but layers of '{model.name}' read keys and "
-            "values of earlier layers, which zsim does not simulate being sent between stages; expected 1"
+            f"parallelism.pipeline: found {parallelism.pipeline}, but layers of '{model.name}' read {read} "
+            "of earlier layers, which zsim does not simulate being sent between stages; expected 1"
         )
 
 

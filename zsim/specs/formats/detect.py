@@ -118,6 +118,9 @@ def merge_training_file(
     table.pop("config", None)
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     merged["strategy"] = table
+    for dotted, reason in file.missing.items():
+        if dotted != "model" and _value_at(merged, remaining_overrides, dotted) is None:
+            raise InputError(f"{file.name}: {reason}")
     _resolve_shape(file, merged, remaining_overrides)
     model, requested_model = file.defaults.get("model"), remaining_overrides.get("model", merged.get("model"))
     if model is not None and requested_model not in (None, model):
@@ -140,9 +143,10 @@ def merge_training_file(
     merged.setdefault("program", file.program)
     for key in ("model", "cluster"):
         if remaining_overrides.get(key, merged.get(key)) is None:
-            if key == "model" and file.missing_model:
-                raise InputError(f"{file.name}: {file.missing_model}")
-            raise InputError(f"{file.name} names no {key}: give it (--{key})")
+            missing = file.missing.get(key)
+            raise InputError(
+                f"{file.name}: {missing}" if missing else f"{file.name} names no {key}: give it (--{key})"
+            )
     return merged, remaining_overrides
 
 
@@ -220,12 +224,17 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
         _set_accumulation(file, data, overrides, world_size // model_ranks)
 
 
+def _value_at(data: Mapping[str, Any], overrides: Mapping[str, Any], dotted: str) -> Any:
+    """Value that an experiment, or a change of it, has at a dotted key. None if neither has one."""
+    value: Any = data
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return overrides.get(dotted, value)
+
+
 def _rollout_gpus(file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
     """GPUs that generate and do not train: as the experiment requests them, else as the file says."""
-    table: Any = data.get("rl")
-    for key in ("rollout", "gpus"):
-        table = table.get(key) if isinstance(table, Mapping) else None
-    requested = overrides.get("rl.rollout.gpus", table)
+    requested = _value_at(data, overrides, "rl.rollout.gpus")
     return requested if file.rollout_gpus and isinstance(requested, int) else file.rollout_gpus
 
 
@@ -233,8 +242,8 @@ def _parallel_degree(
     file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], key: str
 ) -> int:
     """The degree of one kind of parallelism: as the experiment requests it, else as the file says."""
-    dotted, table = f"parallelism.{key}", data.get("parallelism")
-    requested = overrides.get(dotted, table.get(key) if isinstance(table, Mapping) else None)
+    dotted = f"parallelism.{key}"
+    requested = _value_at(data, overrides, dotted)
     degree = file.settings.get(dotted, file.defaults.get(dotted, 1)) if requested is None else requested
     return degree if isinstance(degree, int) and degree >= 1 else 1
 

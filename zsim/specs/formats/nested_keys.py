@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.specs.formats.config_file import flatten
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import hub_id_of_path, locate_model, missing_model, preset_of_folder
@@ -45,7 +46,7 @@ class NestedKeys:
         self.idle = tuple(idle)
         """Keys without effect on a step. All that stands below one of them has none either."""
         self._looked_up: set[str] = set()
-        self.values = dict(_flatten(data))
+        self.values = {key: value for key, value in flatten(data) if value is not None and value != {}}
 
     def has(self, *keys: str) -> bool:
         """Whether the file has one of the keys, or anything below one of them."""
@@ -93,7 +94,7 @@ class NestedKeys:
         if model is not None:
             self.file.defaults["model"] = model
         else:
-            self.file.missing_model = missing_model(key, name)
+            self.file.missing["model"] = missing_model(key, name)
 
     def refuse(self, key: str, feature: str, *neutral: Any) -> None:
         """Raises NotSimulatedError if the file has a key with another value than false or `neutral`."""
@@ -147,14 +148,6 @@ class NestedKeys:
                 f"{', '.join(words)}{did_you_mean(str(value), words)}"
             )
         return value
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", value
 
 
 def _is_below(key: str, idle: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from zsim.errors import InputError
 from zsim.reading import parse_json, parse_toml, read_text
+from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -164,3 +166,15 @@ class TrainingProgram:
         simulate.
         """
         raise NotImplementedError
+
+
+class ValuesProgram(TrainingProgram):
+    """A program whose file has values by key. The module `read` of its folder reads them (`read_values`)."""
+
+    def read(self, source: ProgramSource) -> TrainingFile:
+        return self.read_changed(source, {})
+
+    def read_changed(self, source: ProgramSource, changes: Mapping[str, Any]) -> TrainingFile:
+        """The settings in a file with `changes` of its values, see `read_file`."""
+        module = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.read")
+        return read_file(source.text, module.read_values, changes)

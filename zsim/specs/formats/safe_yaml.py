@@ -8,8 +8,10 @@ other are merged.
 
 from __future__ import annotations
 
+import math
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 _MAX_CHARACTERS, _MAX_DEPTH, _MAX_NODES = 400_000, 50, 100_000
 _TOO_LARGE = "nested or repeated beyond what such a file has"
+_OPERATION = re.compile(r"\$\{(add|mul|div|max):(.*)\}")
+_OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
+    "add": operator.add, "mul": operator.mul, "div": operator.truediv, "max": max,
+}  # fmt: skip
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 
@@ -44,8 +50,10 @@ def load_yaml(text: str, file: str, notes: list[str] | None = None, *, resolves:
 
 
 def resolve_references(content: Any) -> Any:
-    """`content` with every `${a.b}` replaced by the scalar at `a.b` of it, where there is one. References in
-    a circle stay as they are.
+    """`content` with every `${a.b}` replaced by the scalar at `a.b` of it, where there is one.
+
+    `${mul:a,b}` becomes the product of two numbers, and likewise for the other resolvers that files of
+    OmegaConf have. References in a circle stay as they are.
     """
     return _resolved(content, content)
 
@@ -135,8 +143,13 @@ def _resolved(value: Any, content: Any, depth: int = 0) -> Any:
         return {key: _resolved(entry, content, depth) for key, entry in value.items()}
     if isinstance(value, list):
         return [_resolved(entry, content, depth) for entry in value]
-    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or depth > _MAX_DEPTH:
+    if not isinstance(value, str) or depth > _MAX_DEPTH:
+        return value
+    if computed := _OPERATION.fullmatch(value.strip()):
+        number = _computed(computed[1], computed[2], content, depth)
+        return value if number is None else number
+    match = _REFERENCE.fullmatch(value)
+    if match is None:
         return value
     target = content
     for key in match[1].split("."):
@@ -144,6 +157,26 @@ def _resolved(value: Any, content: Any, depth: int = 0) -> Any:
             return value
         target = target[key]
     return value if isinstance(target, Mapping | list) else _resolved(target, content, depth + 1)
+
+
+def _computed(name: str, text: str, content: Any, depth: int) -> float | None:
+    """The number that a resolver makes of two operands, each a number or a reference. None for others."""
+    commas = [
+        n for n, letter in enumerate(text) if letter == "," and text[:n].count("{") == text[:n].count("}")
+    ]
+    if len(commas) != 1:
+        return None
+    operands: list[float] = []
+    for word in (text[: commas[0]].strip(), text[commas[0] + 1 :].strip()):
+        value = _resolved(word, content, depth + 1)
+        try:
+            operands.append(float(value))
+        except (TypeError, ValueError):
+            return None
+    if name == "div" and not operands[1]:
+        return None
+    number = _OPERATIONS[name](*operands)
+    return int(number) if math.isfinite(number) and number == int(number) else number
 
 
 def _depth(text: str) -> int:

@@ -43,8 +43,8 @@ class TrainingFile:
     GPU. The GPUs that a launcher or the file says train all, and those of engines are beside them.
     """
 
-    missing_model: str = ""
-    """Why the model that it names cannot be had here. Empty if it names none, or one that can."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Settings whose values cannot be had here, with the reason. The experiment must say them."""
 
     def note(self, text: str, *, is_first: bool = False) -> None:
         """Add a note, before the others if it says that another job may be meant."""

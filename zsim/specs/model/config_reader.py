@@ -35,6 +35,10 @@ class ConfigReader:
         layers = cast(MutableMapping[str, Any], self.values), defaults
         return replace(self, values=ChainMap(*layers))
 
+    def override(self, **values: Any) -> ConfigReader:
+        """The same file with other values of some keys."""
+        return replace(self, values=ChainMap(values, cast(MutableMapping[str, Any], self.values)))
+
     def find(self, key: str) -> tuple[str, Any]:
         """(the spelling used in the file, its value). The value is `_MISSING` when absent or null.
 

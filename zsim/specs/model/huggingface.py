@@ -36,6 +36,7 @@ from zsim.specs.model.families import (
     moe_variants,
     nemotron_h,
     nope,
+    rwkv,
     sparse,
     state_spaces,
     t5,
@@ -89,9 +90,19 @@ _FAMILIES: dict[str, ModelFamily] = {
     "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
     "olmoe": ModelFamily(moe_variants.olmoe, _MOE_NAMES),
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
+    "longcat_flash": ModelFamily(
+        moe_variants.longcat_flash,
+        {
+            "n_routed_experts": ("num_local_experts",),
+            "moe_topk": ("num_experts_per_tok",),
+            "ffn_hidden_size": ("intermediate_size",),
+            "expert_ffn_hidden_size": ("moe_intermediate_size",),
+        },
+    ),
     "gemma2": ModelFamily(gemma.gemma2),
     "gemma3_text": ModelFamily(gemma.gemma3),
     "gemma4_text": ModelFamily(gemma4.gemma4),
+    "gemma3n_text": ModelFamily(gemma4.gemma3n),
     "phi3": ModelFamily(variants.phi3),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
@@ -149,6 +160,9 @@ _FAMILIES: dict[str, ModelFamily] = {
     "bamba": ModelFamily(state_spaces.bamba),
     "jamba": ModelFamily(state_spaces.jamba, _MOE_NAMES),
     "falcon_h1": ModelFamily(state_spaces.falcon_h1),
+    "zamba2": ModelFamily(
+        state_spaces.zamba2, {"layer_types": ("layers_block_type",), "head_dim": ("attention_head_dim",)}
+    ),
     "kimi_linear": ModelFamily(
         kimi_linear.kimi_linear,
         {
@@ -167,8 +181,11 @@ _FAMILIES: dict[str, ModelFamily] = {
     "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, {"n_routed_experts": ("num_local_experts",)}),
     "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
     "minimax_m2": ModelFamily(minimax.minimax_m2, _MOE_NAMES),
+    "minimax_m3_vl_text": ModelFamily(minimax.minimax_m3, _MOE_NAMES),
     "lfm2": ModelFamily(lfm.lfm2),
     "lfm2_moe": ModelFamily(lfm.lfm2_moe, _MOE_NAMES),
+    "rwkv7": ModelFamily(rwkv.rwkv7),
+    "rwkv7_fla": ModelFamily(rwkv.rwkv7),
     "bert": ModelFamily(encoders.bert),
     "roberta": ModelFamily(encoders.roberta),
     "xlm-roberta": ModelFamily(encoders.roberta),
@@ -209,15 +226,12 @@ class _Families(Mapping[str, ModelFamily]):
 FAMILIES: Mapping[str, ModelFamily] = _Families()
 
 _STATE_SPACES = "most of its layers are state spaces, of a kind that has no price in zsim"
-_RWKV = "its layers are RWKV's recurrence, which has no price in zsim"
 REFUSED_TYPES = {
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
     "falcon_mamba": _STATE_SPACES,
-    "rwkv": _RWKV,
-    "rwkv7": _RWKV,
+    "rwkv": "its layers are RWKV-4's recurrence, which has no price in zsim",
     "zamba": "blocks of attention that several layers share have no plan in zsim",
-    "zamba2": "blocks of attention that several layers share, each with adapters, have no plan in zsim",
     "phi4_multimodal": "its adapters by modality have no plan in zsim; its language model alone is a phi3",
     "whisper": "an encoder of sound has no plan in zsim",
 }

@@ -4,7 +4,9 @@ Read in transformers 5.24: image_processing_qwen2_vl.py `smart_resize` (Qwen2-VL
 of each), image_processing_glm4v.py (the same, of an image taken as two frames),
 image_processing_kimi_k25.py `navit_resize`, image_processing_gemma4.py `get_aspect_ratio_preserving_size`,
 image_processing_got_ocr2.py `get_optimal_tiled_canvas` (InternVL), image_processing_llama4.py
-`get_best_fit`, processing_gemma3.py.
+`get_best_fit`, processing_gemma3.py, image_processing_idefics3.py `resize_for_vision_encoder` (and
+SmolVLM's), image_processing_minimax_m3_vl.py, image_processing_llava.py, image_processing_step3p7.py
+`_plan_patches`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from math import ceil, floor, sqrt
 from typing import Any, Literal
 
 from zsim.errors import InputError
-from zsim.specs.strategy.images import ImageSize
+from zsim.specs.strategy.images import ImageSize, average_size
 
-Tiling = Literal["none", "nearest aspect", "largest scale"]
+Tiling = Literal["none", "nearest aspect", "largest scale", "longer side"]
 Resizing = Literal["nearest", "never up", "fills"]
 _MAX_ASPECT = 200
 
@@ -38,7 +40,9 @@ class ImageRule:
     """Pixels on the side of a tile, all of which have equal size."""
     max_tiles: int = 1
     tiling: Tiling = "none"
-    """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image."""
+    """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image, or
+    `max_tiles` on the longer side and as few as hold the image on the other.
+    """
     class_tokens: int = 0
     """Rows of the tower in each tile besides patches."""
     resizing: Resizing = "nearest"
@@ -47,6 +51,8 @@ class ImageRule:
     """
     max_side: int = 0
     """Pixels that a side has at most. 0 without such a bound."""
+    crop: int = 0
+    """Pixels on the side of the crops that larger images are seen in besides the `tile` of all of it."""
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -72,6 +78,8 @@ class ImageRule:
                 f"training.images: found {width:,} x {height:,} pixels, which image processors refuse; "
                 f"expected at most {_MAX_ASPECT} times as long as wide"
             )
+        if self.crop:
+            return self._with_crops(width, height)
         if self.tile:
             tiles = self._tiles(width, height)
             patches = (self.tile // self.patch) ** 2
@@ -135,10 +143,34 @@ class ImageRule:
         tokens = min(max(width, height) // min(width, height), longest)
         return (factor, tokens * factor) if width < height else (tokens * factor, factor)
 
+    def _with_crops(self, width: int, height: int) -> ImageSize:
+        """The whole image on one tile and its crops, whose window is the shorter side of a long image."""
+        views = [
+            ImageSize(1, (side // self.patch) ** 2, (side // self.factor) ** 2)
+            for side in (self.tile, self.crop)
+        ]
+        if min(width, height) < 32 and max(width, height) > 4 * min(width, height):
+            width = height = max(width, height)
+        scale = min(1.0, self.max_side / max(width, height))
+        width, height = int(width * scale), int(height * scale)
+        longer, shorter = max(width, height), min(width, height)
+        window = self.crop if longer <= 4 * shorter else min(shorter, self.crop)
+        if longer <= self.tile:
+            window = shorter if longer > 1.5 * shorter else 0
+        crops = 1 if window else 0
+        for side in (width, height) if window else ():
+            crops *= max(1, side // window + (side >= window and side % window > 0.2 * window))
+        mean = average_size(views, (1, crops))
+        return ImageSize(mean.tiles * (1 + crops), mean.patches, mean.tokens * (1 + crops))
+
     def _tiles(self, width: int, height: int) -> int:
         """Tiles of an image, and one of the whole image where there are several."""
         if self.tiling == "none":
             return 1
+        if self.tiling == "longer side":
+            longer, shorter = max(width, height), min(width, height)
+            tiles = self.max_tiles * ceil(self.max_tiles * shorter / longer)
+            return tiles + (tiles > 1)
         grids = [
             (columns, rows)
             for columns in range(1, self.max_tiles + 1)

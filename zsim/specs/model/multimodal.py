@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from zsim.errors import NotSimulatedError
@@ -34,7 +34,17 @@ class MultimodalFamily:
     head: str = "lm_head"
     tower_keys: tuple[str, ...] = ()
     """Keys beside `vision_config` that are the projector's."""
+    text_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The sizes of the language model where the file leaves them out."""
 
+
+_LLAMA = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}  # fmt: skip
+_IDEFICS3 = MultimodalFamily(
+    towers.idefics3_tower, "llama", "model.text_model", tower_keys=("scale_factor",), text_defaults=_LLAMA
+)
 
 MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "qwen2_vl": MultimodalFamily(qwen_towers.qwen2_vl_tower, "qwen2_vl_text"),
@@ -63,6 +73,23 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
             "projector_hidden_act",
         ),
     ),
+    "llava": MultimodalFamily(
+        towers.llava_tower,
+        "llama",
+        tower_keys=(
+            "vision_feature_layer",
+            "vision_feature_select_strategy",
+            "multimodal_projector_bias",
+            "projector_hidden_act",
+        ),
+        text_defaults=_LLAMA,
+    ),
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
+    "minimax_m3_vl": MultimodalFamily(
+        towers.minimax_m3_tower, "minimax_m3_vl_text", tower_keys=("projector_hidden_size",)
+    ),
+    "step3p7": MultimodalFamily(towers.step3p7_tower, "step3p5", tower_keys=("projector_bias",)),
     "llama4": MultimodalFamily(
         towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
     ),
@@ -107,7 +134,7 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
     else:
         return ModelParts(config, source)
     if family is not None and isinstance(nested, dict):
-        text = {"model_type": family.text_type, **text}
+        text = {"model_type": family.text_type, **family.text_defaults, **text}
         if "tie_word_embeddings" in config:
             text["tie_word_embeddings"] = config["tie_word_embeddings"]
     if is_text_only:

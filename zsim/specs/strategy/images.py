@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,16 +13,35 @@ ImageRows = Literal["", "patches", "windows", "merged"]
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """An image as a tower sees it: in one grid of patches, or in several tiles of equal size."""
+    """An image as a tower sees it: in one grid of patches, or in several tiles of equal size. Of images of
+    several sizes the mean.
+    """
 
-    tiles: int
+    tiles: float
     """Grids of patches that don't see each other."""
-    patches: int
+    patches: float
     """Rows of the tower in each of them, a class token included."""
-    tokens: int
+    tokens: float
     """Tokens that the language model sees of the image."""
-    window: int = 0
+    window: float = 0
     """Patches that a patch sees in layers with windows, itself included. 0 for all of its tile."""
+
+    @property
+    def rows(self) -> float:
+        """Rows of the tower in all tiles."""
+        return self.tiles * self.patches
+
+
+def average_size(sizes: Sequence[ImageSize], weights: Sequence[float]) -> ImageSize:
+    """The mean image of so many of each size, whose rows see as many others as a mean row does."""
+    if len(sizes) == 1:
+        return sizes[0]
+    total, images = list(zip(sizes, weights, strict=True)), sum(weights)
+    rows = sum(weight * size.rows for size, weight in total)
+    patches = sum(weight * size.rows * size.patches for size, weight in total) / rows
+    window = sum(weight * size.rows * size.window for size, weight in total) / rows
+    tokens = sum(weight * size.tokens for size, weight in total)
+    return ImageSize(rows / images / patches, patches, tokens / images, window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`[training.images]`: how many images a sample has, and of which size."""
+"""`[training.images]`: how many images a sample has, and of which sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zsim.arrays import Floats
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.experiment.data.draw import BatchPlan, num_drawn_steps, slowest_rank_mean
 from zsim.specs.model.spec import ModelSpec, Tower
-from zsim.specs.strategy.images import ImageSize, SampledImages
+from zsim.specs.strategy.images import ImageSize, SampledImages, average_size
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
 Side = Annotated[int, Field(ge=1, le=2**20, strict=True)]
@@ -49,6 +49,13 @@ class ImagesTable(BaseModel):
     pixels: Pixels | None = Field(
         default=None, description="area of a square image; left out: for `width` and `height`"
     )
+    sizes: tuple[tuple[Side, Side], ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="widths and heights of images in pixels, from which each image's are drawn; left out: "
+        "for images of one size",
+    )
     min_pixels: Pixels | None = Field(
         default=None, description="smallest area that images are scaled to; left out: the model's"
     )
@@ -67,7 +74,9 @@ class ImagesTable(BaseModel):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether samples differ in their number of images."""
+        """Whether samples differ in their images."""
+        if self.sizes is not None and len(set(self.sizes)) > 1:
+            return True
         if self.counts is not None:
             return len(set(self.counts)) > 1
         return self.law != "constant" or self.per_sample != floor(self.per_sample or 0.0)
@@ -82,9 +91,11 @@ def check_images(table: ImagesTable) -> None:
             "many images a sample has"
         )
     sides = (table.width is None) + (table.height is None)
-    if sides == 1 or (sides == 0) == (table.pixels is not None):
+    stated = (sides == 0) + (table.pixels is not None) + (table.sizes is not None)
+    if sides == 1 or stated != 1:
         raise InputError(
-            "training.images: expected the size of an image, as `width` and `height` or as `pixels`"
+            "training.images: expected the size of an image, as `width` and `height` or as `pixels`, or of "
+            "images as `sizes`"
         )
     if table.min_pixels is not None and table.max_pixels is not None and table.min_pixels > table.max_pixels:
         raise InputError(
@@ -95,8 +106,8 @@ def check_images(table: ImagesTable) -> None:
         raise InputError("training.images.law: found with `counts`, which are drawn as they are")
 
 
-def image_size(table: ImagesTable, model: ModelSpec) -> ImageSize:
-    """An image as the model's tower sees it, by the model's own rule.
+def image_sizes(table: ImagesTable, model: ModelSpec) -> list[ImageSize]:
+    """The images as the model's tower sees them, by the model's own rule.
 
     Raises InputError for bounds that the model's rule has not.
     """
@@ -118,7 +129,8 @@ def image_size(table: ImagesTable, model: ModelSpec) -> ImageSize:
             hint = did_you_mean(name, bound_names)
             raise InputError(f"training.images.{name}: '{model.name}' has no such bound{hint}{expected}")
     side = max(1, round(sqrt(table.pixels))) if table.pixels else 0
-    return rule.set_bounds(**bounds).size_of(table.width or side, table.height or side)
+    pixels = table.sizes or ((table.width or side, table.height or side),)
+    return [rule.set_bounds(**bounds).size_of(*sides) for sides in pixels]
 
 
 def apply_images(
@@ -150,20 +162,19 @@ def apply_images(
             "rank, is not simulated; expected the same number of images in each sample"
         )
     check_images(table)
-    size = image_size(table, model)
-    images = draw_images(table, size, plan)
+    images = draw_images(table, image_sizes(table, model), plan)
     if not images.mean_per_sequence:
         return _use_dummies(training, model, model.tower)
-    tokens = images.mean_per_sequence * size.tokens
+    size, tokens = images.size, images.mean_per_sequence * images.size.tokens
     if tokens > training.sequence_length:
         raise InputError(
-            f"training.images: {images.mean_per_sequence:,.3g} images of {size.tokens:,} tokens each are "
+            f"training.images: {images.mean_per_sequence:,.3g} images of {size.tokens:,.0f} tokens each are "
             f"more than the {training.sequence_length:,} tokens of a sequence; expected fewer or smaller "
             "images, or a longer sequence_length"
         )
     note = (
-        f"images: {images.mean_per_sequence:,.3g} a sample, {size.tokens:,} tokens each ({tokens:,.0f} "
-        f"of the {training.sequence_length:,} tokens of a sequence), {size.tiles * size.patches:,} "
+        f"images: {images.mean_per_sequence:,.3g} a sample, {size.tokens:,.0f} tokens each ({tokens:,.0f} "
+        f"of the {training.sequence_length:,} tokens of a sequence), {size.rows:,.0f} "
         "patches each in the tower" + _imbalance(images)
     )
     return replace(training, images=images), (note,)
@@ -188,19 +199,31 @@ def _imbalance(images: SampledImages) -> str:
     return f"; the slowest rank has {ratio:.2f} times the mean rank's" if ratio > 1.005 else ""
 
 
-def draw_images(table: ImagesTable, size: ImageSize, plan: BatchPlan) -> SampledImages:
-    """The images of the mean and of the slowest rank's micro-batches. See [Note: the slowest rank of a
-    micro-batch]. Where a micro-batch has none, the tower gets a smallest one, which counts as none.
+def draw_images(table: ImagesTable, sizes: Sequence[ImageSize], plan: BatchPlan) -> SampledImages:
+    """The images of the mean and of the slowest rank's micro-batches, which has the most patches. See [Note:
+    the slowest rank of a micro-batch]. Where a micro-batch has none, the tower gets a smallest one, which
+    counts as none. Of images of several sizes, those of the slowest rank have its mean size, and the mean
+    rank has as many of that size as have its patches.
     """
     mean = table.per_sample if table.counts is None else float(np.mean(table.counts))
     assert mean is not None
-    if not table.is_drawn:
-        return SampledImages(size, mean, mean)
+    if not table.is_drawn or not mean:
+        return SampledImages(sizes[0], mean, mean)
     steps, micro_batches = num_drawn_steps(plan)
     generator = np.random.default_rng(table.seed)
     images = _draw(table, generator, (steps, micro_batches, plan.ranks, plan.sequences)).sum(axis=3)
-    slowest = slowest_rank_mean(images, images, plan)
-    return SampledImages(size, slowest / plan.sequences, float(images.mean()) / plan.sequences)
+    numbers: Floats = images[..., None]
+    if len(sizes) > 1:
+        equal = np.full(len(sizes), 1 / len(sizes))
+        numbers = generator.multinomial(images.astype(np.int64), equal).astype(np.float64)
+    rows = np.array([size.rows for size in sizes])
+    cost: Floats = numbers @ rows
+    slowest = [slowest_rank_mean(cost, numbers[..., index], plan) for index in range(len(sizes))]
+    per_sequence = sum(slowest) / plan.sequences
+    patches = float(np.dot(rows, slowest))
+    return SampledImages(
+        average_size(sizes, slowest), per_sequence, per_sequence * float(cost.mean()) / patches
+    )
 
 
 def _draw(table: ImagesTable, generator: np.random.Generator, shape: tuple[int, ...]) -> Floats:

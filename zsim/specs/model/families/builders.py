@@ -181,6 +181,17 @@ def plain_mlp(
     ]
 
 
+def fused_mlp(
+    names: tuple[str, str, str], hidden: int, inner: int, act: str, *, bias: bool = False
+) -> list[Module]:
+    """`down(act(gate) * up)`, where one product makes gate and up, with the `names` of its modules."""
+    return [
+        linear(names[0], hidden, 2 * inner, bias=bias),
+        activation(names[1], inner, act, gated=True),
+        linear(names[2], inner, hidden, bias=bias),
+    ]
+
+
 def attention_mlp_block(
     kind: str,
     norms: tuple[Module, Module],

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from zsim.operations.operation import Operation, Role
+from zsim.operations.operation import Operation
 from zsim.operations.router import Router, ScoreFunction
 from zsim.resources import preset_table
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
     activation,
     embedding,
+    fused_mlp,
     language_model,
     layer_norm,
     linear,
@@ -70,15 +71,32 @@ class DecoderExperts(_Table):
     """Dimensions of that parameter before the number of experts."""
     shared: str = ""
     """The name of the shared experts' MLP."""
+    shared_names: tuple[str, str, str] | None = None
+    """Its modules, if gate and up are one product. None for three products."""
     num_shared: tuple[str, int] | None = None
     """The key of their number. None for one MLP."""
+    shared_width: tuple[str, int] | None = None
+    """The key of the shared MLP's width, where it is not the routed experts'."""
     name: str = "mlp.experts"
     registers: tuple[str, ...] = ("experts", "gate", "shared", "bias")
     """The order in which the layer registers its parts."""
     num_dense: tuple[str, int] = ("first_k_dense_replace", 0)
     """The key of the number of leading dense layers, where no `mlp_layer_types` say it."""
+    listed: str = ""
+    """The key of a list of the layers with experts, or of a text with commas."""
     last: str = ""
     """The key of the number of the last layer with experts. -1 for the model's last."""
+
+
+class WindowedLayers(_Table):
+    """The traits of attention in layers with a window, where they are not those of the others."""
+
+    heads: tuple[str, ...] = ()
+    """Keys of their number of heads, of which one is in an object of the file: "object.key"."""
+    kv_factor: int = 1
+    """Their key/value heads over those of other layers."""
+    has_sinks: bool = False
+    """Each head has a learned sink."""
 
 
 class Decoder(_Table):
@@ -100,6 +118,8 @@ class Decoder(_Table):
     kv_heads: int | None = None
     head_dim: int = 0
     """The width of a head's default. 0 divides the model's width by its heads."""
+    value_dim: int = 0
+    """The default width of a value's head (`v_head_dim`). 0 for that of a key's."""
     act: str = "silu"
     act_key: str = "hidden_act"
     act_parameters: tuple[str, ...] = ()
@@ -126,6 +146,8 @@ class Decoder(_Table):
     """The part of a head that is rotated, by default."""
     has_output_gate: bool = False
     """Whether each feature of attention's output is multiplied by a gate."""
+    gates_heads: bool = False
+    """All features of a head have one gate."""
     gate_name: str = "gate_proj"
     window: int = 0
     """The window's default. 0 for none unless the file says one."""
@@ -134,6 +156,9 @@ class Decoder(_Table):
     interval_key: str = ""
     global_offset: int = -1
     """The first layer of an interval is global (0), or the last (-1)."""
+    first_is_global: bool = False
+    """The first layer is without a window too."""
+    windowed: WindowedLayers = WindowedLayers()
     rotates: Literal["all", "windowed"] = "all"
     """Where a model has windows, only layers with one may have rotary positions."""
     mlp: Literal["gated", "plain", "fused"] = "gated"
@@ -173,11 +198,24 @@ def builder_of(facts: Decoder) -> Callable[[ConfigReader], ModelSpec]:
     return lambda config: _Builder(facts, config).model()
 
 
+def _trim_lists(config: ConfigReader, prediction: str) -> ConfigReader:
+    """The file, whose lists by layer may end with entries of the layers for multi-token prediction."""
+    if not prediction:
+        return config
+    layers, extra = config.num_blocks("num_hidden_layers"), config.integer(prediction, 0, minimum=0)
+    lists = {
+        key: list(config.strings(key)[:layers])
+        for key in ("layer_types", "mlp_layer_types")
+        if extra and len(config.strings(key)) == layers + extra
+    }
+    return config.override(**lists)
+
+
 class _Builder:
     """Builds one model."""
 
     def __init__(self, facts: Decoder, config: ConfigReader) -> None:
-        self.facts, self.config = facts, config.add_defaults(**facts.defaults)
+        self.facts, self.config = facts, _trim_lists(config.add_defaults(**facts.defaults), facts.prediction)
         head_dim = config.integer("v_head_dim", 128) if facts.is_latent else facts.head_dim or None
         self.shape = Shape.read(
             self.config, kv_default=facts.kv_heads, head_dim=head_dim, act=facts.act, act_key=facts.act_key
@@ -210,6 +248,10 @@ class _Builder:
     def _says(self, fact: bool | str) -> bool:
         return self.config.boolean(fact, False) if isinstance(fact, str) and fact else bool(fact)
 
+    def _optional_number(self, path: str) -> int | None:
+        owner, _, key = path.rpartition(".")
+        return (self.config.nested(owner) if owner else self.config).optional_integer(key)
+
     def _number(self, fact: tuple[str, int], minimum: int = 1) -> int:
         """A count of the file, which may list the same one for every layer."""
         key, default = fact
@@ -238,6 +280,7 @@ class _Builder:
                 interval = config.integer(facts.interval_key, interval)
         last = facts.global_offset % interval if interval > 1 else -1
         local = [window is not None and interval > 0 and index % interval != last for index in range(layers)]
+        local[0] &= not facts.first_is_global
         return layer_windows(config, layers, window, local)
 
     def _dense_layers(self) -> frozenset[int]:
@@ -245,6 +288,10 @@ class _Builder:
         layers, experts = self.shape.layers, self.facts.experts
         if experts is None:
             return frozenset(range(layers))
+        if experts.listed and (listed := self.config.values.get(experts.listed)) is not None:
+            numbers = str(listed).strip("[]").split(",")
+            routed = {int(number) for number in numbers if number.strip().isdecimal()}
+            return frozenset(range(layers)) - routed
         first = self.config.integer(*experts.num_dense, minimum=0)
         last = self.config.integer(experts.last, -1, minimum=-1) if experts.last else -1
         return dense_layers(self.config, layers, first, layers if last == -1 else last + 1)
@@ -272,12 +319,12 @@ class _Builder:
         return set_registration(Block(facts.block, modules), *names)
 
     def _registered_attention(self, attention: Sequence[Module]) -> list[str]:
-        """Products of queries, keys, values and output, then norms and a gate. Latent attention's modules as
-        they run.
+        """Sinks, products of queries, keys, values and output, then norms and a gate. Latent attention's
+        modules as they run.
         """
         names = [module.name for module in attention if module.parameters]
         late = () if self.facts.is_latent else ("norm", self.facts.gate_name)
-        return sorted(names, key=lambda name: name.endswith(late))
+        return sorted(names, key=lambda name: (name != "self_attn", name.endswith(late)))
 
     def _registered_mlp(self, mlp: Sequence[Module]) -> list[str]:
         """An MLP as it runs, its activation last, or the parts of a layer with experts in their order."""
@@ -300,6 +347,9 @@ class _Builder:
         facts, shape = self.facts, self.shape
         if facts.is_latent:
             return latent_attention(self.config, shape.hidden, shape.heads, shape.dropout)
+        if window is not None:
+            heads = next(filter(None, map(self._optional_number, facts.windowed.heads)), shape.heads)
+            shape = replace(shape, heads=heads, kv_heads=shape.kv_heads * facts.windowed.kv_factor)
         has_norm = not facts.qk_norm_key or self._says(facts.qk_norm_key)
         modules = attention_modules(
             shape,
@@ -310,36 +360,38 @@ class _Builder:
             window=window,
             rotary=facts.rotates == "all" or self._window is None or window is not None,
         )
-        modules[-1] = linear(
-            "self_attn.o_proj", shape.heads * shape.head_dim, shape.hidden, bias=self._says(facts.out_bias)
-        )
+        values = self.config.integer("v_head_dim", facts.value_dim) if facts.value_dim else shape.head_dim
+        *_, value, core, _ = modules
+        modules[-3:] = [
+            linear(value.name, shape.hidden, shape.kv_heads * values, bias=self._says(facts.qkv_bias),
+                   shares_input=True),
+            replace_op_fields(core, v_head_dim=values),
+            linear("self_attn.o_proj", shape.heads * values, shape.hidden, bias=self._says(facts.out_bias)),
+        ]  # fmt: skip
         for old, new in zip(("q_norm", "k_norm"), facts.qk_norm_names, strict=True):
             modules = rename_modules(modules, old, new)
         width = partial_rotary(self.config, shape.head_dim, facts.rotary_fraction)
-        position = next(index for index, module in enumerate(modules) if module.role is Role.MIXER)
         if width is not None:
-            modules[position] = replace_op_fields(modules[position], rotary_width=width)
+            modules[-2] = replace_op_fields(modules[-2], rotary_width=width)
+        if window is not None and facts.windowed.has_sinks:
+            core = replace_op_fields(modules[-2], has_sinks=True)
+            modules[-2] = replace(core, name="self_attn", parameters=(Parameter("sinks", (shape.heads,)),))
         if facts.has_output_gate:
-            modules[position : position + 1] = self._gated(modules[position])
+            modules[-2:-1] = self._gated(modules[-2], shape.heads, shape.heads * values)
         return modules
 
-    def _gated(self, core: Module) -> list[Module]:
+    def _gated(self, core: Module, heads: int, features: int) -> list[Module]:
         """The core of attention, whose output is multiplied by a gate."""
-        features = self.shape.heads * self.shape.head_dim
-        gate = linear(f"self_attn.{self.facts.gate_name}", self.shape.hidden, features, shares_input=True)
+        outputs = heads if self.facts.gates_heads else features
+        gate = linear(f"self_attn.{self.facts.gate_name}", self.shape.hidden, outputs, shares_input=True)
         return [gate, core, activation("self_attn.gate", features, "sigmoid", gated=True)]
 
     def _mlp(self) -> list[Module]:
         facts, shape, bias = self.facts, self.shape, self._says(self.facts.mlp_bias)
         if facts.mlp == "gated":
             return gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=bias)
-        up, act, down = facts.mlp_names
         if facts.mlp == "fused":
-            return [
-                linear(up, shape.hidden, 2 * shape.ffn, bias=bias),
-                activation(act, shape.ffn, shape.act, gated=True),
-                linear(down, shape.ffn, shape.hidden, bias=bias),
-            ]
+            return fused_mlp(facts.mlp_names, shape.hidden, shape.ffn, shape.act, bias=bias)
         modules = plain_mlp(facts.mlp_names, shape.hidden, shape.ffn, shape.act, bias=bias)
         learned = tuple(Parameter(name, (1,)) for name in facts.act_parameters)
         modules[1] = replace(modules[1], parameters=learned)
@@ -370,9 +422,13 @@ class _Builder:
         elif owner:
             modules.insert(0, Module(owner, Operation(), bias))
         shared_width = width
+        if experts.shared_width is not None:
+            shared_width = self._number(experts.shared_width, 0)
         if experts.num_shared is not None:
             shared_width *= self._number(experts.num_shared, 0)
-        if experts.shared and shared_width:
-            has_bias = self._says(self.facts.mlp_bias)
+        has_bias = self._says(self.facts.mlp_bias)
+        if experts.shared_names and shared_width:
+            modules += fused_mlp(experts.shared_names, shape.hidden, shared_width, shape.act, bias=has_bias)
+        elif experts.shared and shared_width:
             modules += gated_mlp(experts.shared, shape.hidden, shared_width, shape.act, bias=has_bias)
         return modules

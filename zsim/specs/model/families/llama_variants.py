@@ -13,6 +13,7 @@ from zsim.specs.model.families.builders import (
     attention,
     attention_mlp_block,
     embedding,
+    fused_mlp,
     language_model,
     linear,
     residual,
@@ -133,11 +134,8 @@ def phi3(config: ConfigReader) -> ModelSpec:
         ),
         linear("self_attn.o_proj", queries, shape.hidden),
     ]
-    mlp = [
-        linear("mlp.gate_up_proj", shape.hidden, 2 * shape.ffn),
-        activation("mlp.activation_fn", shape.ffn, shape.act, gated=True),
-        linear("mlp.down_proj", shape.ffn, shape.hidden),
-    ]
+    names = "mlp.gate_up_proj", "mlp.activation_fn", "mlp.down_proj"
+    mlp = fused_mlp(names, shape.hidden, shape.ffn, shape.act)
     block = pre_norm_block(
         "Phi3DecoderLayer",
         shape,

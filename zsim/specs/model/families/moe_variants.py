@@ -1,19 +1,26 @@
-"""gpt-oss, OLMoE and Llama 4: routed experts in other blocks.
+"""gpt-oss, OLMoE, Llama 4 and LongCat-Flash: routed experts in other blocks.
 
-Names, shapes and defaults as in transformers 5.23 (`modeling_gpt_oss.py`, `modeling_olmoe.py`,
-`modeling_llama4.py` and their `configuration_*.py`).
+Names, shapes and defaults as in transformers 5.24 (`modeling_gpt_oss.py`, `modeling_olmoe.py`,
+`modeling_llama4.py`, `modeling_longcat_flash.py` and their `configuration_*.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.operations.experts import Experts
 from zsim.operations.operation import Role
 from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
+    language_model,
     replace_op_fields,
+    residual,
+    rms_norm,
+    set_registration,
+    word_embedding,
 )
+from zsim.specs.model.families.latent import latent_attention
 from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
@@ -24,6 +31,7 @@ from zsim.specs.model.families.llama import (
     layer_windows,
     pre_norm_block,
 )
+from zsim.specs.model.families.mixers import rename_modules
 from zsim.specs.model.families.moe import registration_order, routed_mlp
 from zsim.specs.model.families.nope import rotary_layers
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
@@ -160,3 +168,58 @@ class _Llama4:
             ),
             *gated_mlp(f"{root}.shared_expert", shape.hidden, shape.ffn, shape.act),
         ]  # fmt: skip
+
+
+def longcat_flash(config: ConfigReader) -> ModelSpec:
+    """LongCat-Flash has two branches of latent attention and two MLPs in each block. Its experts read what
+    the first MLP reads, and their output is added behind the second.
+
+    Some of the experts that the router chooses among give back their input, without a product. With equal
+    loads, the others have `moe_topk` times their part of all. transformers' class has weights of gate and up
+    for those too, which the published checkpoint has not.
+    """
+    config = config.add_defaults(
+        vocab_size=131_072, hidden_size=6144, ffn_hidden_size=12_288, num_layers=28, num_attention_heads=64,
+    )  # fmt: skip
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    ffn, act = config.integer("ffn_hidden_size"), config.string("hidden_act", "silu")
+    count, zeros = config.integer("n_routed_experts", 512), config.integer("zero_expert_num", 256, minimum=0)
+    top_k = config.integer("moe_topk", 12)
+    width = config.integer("expert_ffn_hidden_size", 2048)
+    choice = Router(0, 0, 0, in_fp32=True, has_choice_bias=True, normalizes=False)
+    router, experts = routed_mlp(
+        config, hidden, width, count + zeros, top_k, choice, gate="mlp.router.classifier", act=act,
+        bias=config.boolean("router_bias", False),
+    )  # fmt: skip
+    work = Experts(count, max(1, round(top_k * count / (count + zeros))), hidden, width, act)
+    stacked = tuple(
+        Parameter(parameter.name, (count, *parameter.shape[1:]))
+        for parameter in experts.parameters
+        if not parameter.name.endswith("bias")
+    )
+    attention = latent_attention(config, hidden, heads, config.fraction("attention_dropout", 0.0))
+    halves: list[list[Module]] = []
+    for half in "01":
+        branches = [
+            rms_norm(f"input_layernorm.{half}", hidden),
+            *rename_modules(attention, "self_attn", f"self_attn.{half}"),
+            residual(f"self_attn.{half}.residual", hidden),
+            rms_norm(f"post_attention_layernorm.{half}", hidden),
+            *gated_mlp(f"mlps.{half}", hidden, ffn, act),
+            residual(f"mlps.{half}.residual", hidden),
+        ]
+        halves.append(branches)
+    first, second = halves
+    branch = [router, Module("mlp.experts", work, stacked)]
+    position = next(index for index, module in enumerate(first) if module.name.startswith("mlps."))
+    first[position] = replace(first[position], shares_input=True)
+    modules = (*first[:position], *branch, *first[position:], *second, residual("mlp.residual", hidden))
+    names = [module.name for module in modules if module.parameters]
+    order = ("mlp.experts", "mlp.router", "self_attn", "mlps", "input_layernorm", "post_attention_layernorm")
+    registered = (name for prefix in order for name in names if f"{name}.".startswith(f"{prefix}."))
+    block = set_registration(Block("LongcatFlashDecoderLayer", modules), *registered)
+    return language_model(
+        config, hidden, [word_embedding(config, hidden, "model.embed_tokens")],
+        [block] * config.num_blocks("num_layers"), config.integer("max_position_embeddings", 131_072),
+        root="model.layers", final=[rms_norm("model.norm", hidden)],
+    )  # fmt: skip

@@ -1,23 +1,27 @@
-"""Granite 4, Bamba, Jamba and Falcon-H1: state spaces among, or beside, layers of attention.
+"""Granite 4, Bamba, Jamba, Falcon-H1 and Zamba2: state spaces among, or beside, layers of attention.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_granitemoehybrid.py`, `modeling_bamba.py`,
-`modeling_jamba.py`, `modeling_falcon_h1.py` and their `configuration_*.py`). Falcon-H1's branches read one
-norm's output and are added up. Its products with fixed numbers, and those of Granite's embedding, are left
-out.
+`modeling_jamba.py`, `modeling_falcon_h1.py`, `modeling_zamba2.py` and their `configuration_*.py`).
+Falcon-H1's branches read one norm's output and are added up. Its products with fixed numbers, and those of
+Granite's embedding, are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 from zsim.operations.mixers.mamba1 import SelectiveScan
-from zsim.operations.operation import Role
+from zsim.operations.mixers.mamba2 import StateSpace
+from zsim.operations.operation import Operation, Role
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
     activation,
+    attention,
     attention_mlp_block,
     embedding,
+    fused_mlp,
     language_model,
     linear,
     replace_op_fields,
@@ -67,11 +71,8 @@ def granitemoehybrid(config: ConfigReader) -> ModelSpec:
         FULL: attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, rotary=rotary),
     }
     shared = config.integer("shared_intermediate_size", 1024)
-    mlp = [
-        linear("shared_mlp.input_linear", shape.hidden, 2 * shared),
-        activation("shared_mlp.activation", shared, shape.act, gated=True),
-        linear("shared_mlp.output_linear", shared, shape.hidden),
-    ]
+    names = "shared_mlp.input_linear", "shared_mlp.activation", "shared_mlp.output_linear"
+    mlp = fused_mlp(names, shape.hidden, shared, shape.act)
     experts = config.integer("num_local_experts", 8, minimum=0)
     if experts:
         top_k = config.integer("num_experts_per_tok", 2)
@@ -240,13 +241,135 @@ def _pre_ff_block(
     return set_registration(attention_mlp_block(kind, norms, mixer, mlp, adds), *order)
 
 
-def _final_layernorm(config: ConfigReader, shape: Shape, blocks: Sequence[Block]) -> ModelSpec:
+def _final_layernorm(
+    config: ConfigReader, shape: Shape, blocks: Sequence[Block], max_positions: int = 262_144
+) -> ModelSpec:
     return language_model(
         config,
         shape.hidden,
         [embedding("model.embed_tokens", shape.vocab, shape.hidden)],
         blocks,
-        config.integer("max_position_embeddings", 262_144),
+        config.integer("max_position_embeddings", max_positions),
         root="model.layers",
         final=[rms_norm("model.final_layernorm", shape.hidden)],
     )
+
+
+def zamba2(config: ConfigReader) -> ModelSpec:
+    """Mamba-2 in every layer. Before that of a "hybrid" layer is a block of attention and MLP that several of
+    them share, which reads the stream beside the tokens' embeddings, with adapters of each use's own.
+
+    The first use of a shared block owns its parameters, and the adapters of all its uses.
+    """
+    config = config.add_defaults(
+        vocab_size=32_000, hidden_size=2560, num_hidden_layers=54, num_attention_heads=32,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    if config.optional_integer("intermediate_size") is None:
+        config = config.add_defaults(intermediate_size=4 * config.integer("hidden_size"))
+    shape = Shape.read(
+        config,
+        act="gelu",
+        head_dim=2 * config.integer("hidden_size") // config.integer("num_attention_heads"),
+    )
+    hybrid = {6, 12, 18, 24, 30, 36, 42, 47, 51}
+    default = [_HYBRID if index in hybrid else LINEAR for index in range(shape.layers)]
+    kinds = layer_kinds(config, shape.layers, default, LINEAR, _HYBRID, "mamba")
+    uses = [index for index, kind in enumerate(kinds) if kind == _HYBRID]
+    width, heads = config.integer("mamba_expand", 2) * shape.hidden, config.integer("n_mamba_heads", 8)
+    work = StateSpace(
+        heads, width // heads, config.integer("mamba_d_state", 64), config.integer("mamba_ngroups", 1),
+        config.integer("chunk_size", 256),
+    )  # fmt: skip
+    bias = config.boolean("add_bias_linear", False)
+    mixer = state_space_layer(
+        "mamba", shape.hidden, work, taps=config.integer("mamba_d_conv", 4), bias=bias,
+        conv_bias=config.boolean("use_conv_bias", True),
+    )  # fmt: skip
+    layer = [rms_norm("input_layernorm", shape.hidden), *mixer, residual("mamba.residual", shape.hidden)]
+    order = (*_MAMBA2, "input_layernorm")
+    mamba = set_registration(Block("Zamba2MambaDecoderLayer", tuple(layer)), *order)
+    shared = _SharedBlock(config, shape, len(uses), config.integer("num_mem_blocks", 1))
+    within = [replace(module, name=f"mamba_decoder.{module.name}") for module in layer]
+    blocks = [
+        shared.block(uses.index(index), within, order) if kind == _HYBRID else mamba
+        for index, kind in enumerate(kinds)
+    ]
+    return replace(
+        _final_layernorm(config, shape, blocks, 4096),
+        not_simulated="blocks of attention that several layers share have no plan in zsim, which counts "
+        "their parameters alone",
+    )
+
+
+_HYBRID = "hybrid"
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedBlock:
+    """Builds the hybrid layers of Zamba2."""
+
+    config: ConfigReader
+    shape: Shape
+    uses: int
+    """Hybrid layers."""
+    blocks: int
+    """Blocks that they share in turn."""
+
+    def block(self, use: int, mamba: Sequence[Module], order: Sequence[str]) -> Block:
+        """The layer of a use, in which the modules of the shared block are named as in the first."""
+        config, shape, root, hidden = self.config, self.shape, "shared_transformer", self.shape.hidden
+        bias, wide = config.boolean("add_bias_linear", False), 2 * hidden
+        has_adapters = config.boolean("use_shared_attention_adapter", False)
+        inner, features = shape.ffn, {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
+        attend, feed_forward = f"{root}.self_attn", f"{root}.feed_forward"
+        modules = [
+            activation(f"{root}.concatenation", wide, "scale"),
+            rms_norm(f"{root}.input_layernorm", wide),
+        ]
+        for name, heads in features.items():
+            modules.append(
+                linear(f"{attend}.{name}_proj", wide, heads * shape.head_dim, shares_input=name != "q")
+            )
+            if has_adapters:
+                modules += self._adapters(f"{attend}.linear_{name}_adapter_list", use, wide, wide)
+        modules += [
+            attention(
+                f"{attend}.core", shape.heads, shape.kv_heads, shape.head_dim, dropout=shape.dropout,
+                rotary=config.boolean("use_mem_rope", False),
+            ),
+            linear(f"{attend}.o_proj", shape.heads * shape.head_dim, hidden),
+            rms_norm(f"{root}.pre_ff_layernorm", hidden),
+            linear(f"{feed_forward}.gate_up_proj", hidden, 2 * inner, bias=bias),
+            *self._adapters(f"{feed_forward}.gate_up_proj_adapter_list", use, hidden, 2 * inner),
+            activation(f"{feed_forward}.act_fn", inner, shape.act, gated=True),
+            linear(f"{feed_forward}.down_proj", inner, hidden, bias=bias),
+        ]  # fmt: skip
+        registered = [f"{attend}.{name}_proj" for name in "qkvo"]
+        registered += [f"{attend}.linear_{name}_adapter_list" for name in "qkv"]
+        registered += [
+            f"{feed_forward}.{name}" for name in ("gate_up_proj", "down_proj", "gate_up_proj_adapter_list")
+        ]
+        registered += [f"{root}.input_layernorm", f"{root}.pre_ff_layernorm"]
+        owned = [module.name for module in modules if module.parameters]
+        names = [name for prefix in registered for name in owned if f"{name}.".startswith(f"{prefix}.")]
+        if use >= self.blocks:  # the first uses own them
+            modules, names = [replace(module, parameters=()) for module in modules], []
+        modules += [linear("linear", hidden, hidden), residual("linear.residual", hidden), *mamba]
+        order = ("linear", *(f"mamba_decoder.{name}" for name in order), *names)
+        return set_registration(Block("Zamba2HybridLayer", tuple(modules)), *order)
+
+    def _adapters(self, name: str, use: int, inputs: int, outputs: int) -> list[Module]:
+        """A product to a few features and one back, for this use. The first use owns those of later ones."""
+        rank = self.config.integer("adapter_rank", 128)
+        modules: list[Module] = []
+        for number in range(use % self.blocks, self.uses, self.blocks):
+            pair = [
+                linear(f"{name}.{number}.0", inputs, rank, shares_input=True),
+                linear(f"{name}.{number}.1", rank, outputs),
+            ]
+            if number == use:
+                modules += [*pair, residual(f"{name}.{number}.sum", outputs)]
+            elif use < self.blocks:
+                modules += [replace(module, op_spec=Operation()) for module in pair]
+        return modules

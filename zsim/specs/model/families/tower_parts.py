@@ -10,7 +10,18 @@ from dataclasses import replace
 
 from zsim.operations.image_features import ImageFeatures
 from zsim.operations.operation import Parameter
-from zsim.specs.model.families.builders import activation, attention, linear, replace_op_fields
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.builders import (
+    activation,
+    attention,
+    layer_norm,
+    linear,
+    plain_mlp,
+    replace_op_fields,
+    residual,
+    separate_qkv,
+    set_registration,
+)
 from zsim.specs.model.spec import Block, Linear, Module
 from zsim.specs.strategy.images import ImageRows
 
@@ -46,6 +57,37 @@ def tower_core(
         splits_fused_qkv=splits_fused_qkv,
     )  # fmt: skip
     return replace_op_fields(core, is_causal=False)
+
+
+def clip_block(
+    config: ConfigReader,
+    kind: str,
+    hidden: int,
+    inner: int,
+    act: str,
+    *,
+    heads: int,
+    rotary: bool = False,
+    norms_first: bool = False,
+) -> Block:
+    """CLIP's block: norms before attention and a plain MLP, with biases everywhere. SigLIP registers its
+    norms before what reads them.
+    """
+    modules = [
+        layer_norm("layer_norm1", hidden),
+        *separate_qkv("self_attn", hidden, bias=True),
+        tower_core("self_attn.core", config.integer("num_attention_heads", heads), hidden, rotary=rotary),
+        linear("self_attn.out_proj", hidden, hidden, bias=True),
+        residual("self_attn.residual", hidden),
+        layer_norm("layer_norm2", hidden),
+        *plain_mlp(("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), hidden, inner, act),
+        residual("mlp.residual", hidden),
+    ]
+    attention = tuple(f"self_attn.{name}_proj" for name in ("k", "v", "q", "out"))
+    order = (*attention, "layer_norm1", "mlp.fc1", "mlp.fc2", "layer_norm2")
+    if norms_first:
+        order = ("layer_norm1", *attention, "layer_norm2", "mlp.fc1", "mlp.fc2")
+    return set_registration(tower_block(kind, modules, "patches"), *order)
 
 
 def patch_embedding(

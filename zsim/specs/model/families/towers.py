@@ -1,12 +1,16 @@
-"""Vision towers on tiles and padded images: SigLIP (Gemma 3), Gemma 4's, InternViT, Llama 4's and Pixtral's.
+"""Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (Gemma 3, Idefics 3, SmolVLM),
+Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_siglip.py`, `modeling_gemma3.py`,
 `modeling_gemma4.py`, `modeling_internvl.py`, `modeling_llama4.py`, `modeling_pixtral.py`,
-`modeling_mistral3.py` and their `configuration_*.py`). The bounds
-of pixels are those of the checkpoints' `preprocessor_config.json`.
+`modeling_mistral3.py`, `modeling_clip.py`, `modeling_llava.py`, `modeling_idefics3.py`,
+`modeling_smolvlm.py`, `modeling_minimax_m3_vl.py`, `modeling_step3p7.py` and their `configuration_*.py`). The
+bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.embedding import Embedding
@@ -26,6 +30,7 @@ from zsim.specs.model.families.builders import (
 )
 from zsim.specs.model.families.llama import gated_mlp
 from zsim.specs.model.families.tower_parts import (
+    clip_block,
     learned_scale,
     on_rows,
     patch_embedding,
@@ -45,33 +50,15 @@ _GEMMA4_TOKENS = 280  # of an image, `max_soft_tokens` of image_processing_gemma
 def siglip_tower(config: ConfigReader, width: int) -> Tower:
     """Gemma 3's: SigLIP on 896 x 896 pixels, whose patches are averaged to 256 tokens."""
     hidden, patch = config.integer("hidden_size", 768), config.integer("patch_size", 16)
-    heads, side = config.integer("num_attention_heads", 12), config.integer("image_size", 224)
+    side = config.integer("image_size", 224)
     if config.boolean("vision_use_head", True):
         raise NotSimulatedError(
             f"{config.where}: 'vision_use_head' is not false: a tower with a pooling head, which Gemma 3 "
             "does not use, is not simulated; expected false, as its checkpoints say"
         )
     root, act = f"{_VISION}.embeddings", config.string("hidden_act", "gelu_pytorch_tanh")
-    modules = [
-        layer_norm("layer_norm1", hidden),
-        *separate_qkv("self_attn", hidden, bias=True),
-        tower_core("self_attn.core", heads, hidden, rotary=False),
-        linear("self_attn.out_proj", hidden, hidden, bias=True),
-        residual("self_attn.residual", hidden),
-        layer_norm("layer_norm2", hidden),
-        *plain_mlp(
-            ("mlp.fc1", "mlp.activation_fn", "mlp.fc2"),
-            hidden,
-            config.integer("intermediate_size", 3072),
-            act,
-        ),
-        residual("mlp.residual", hidden),
-    ]
-    block = set_registration(
-        tower_block("SiglipEncoderLayer", modules, "patches"),
-        "layer_norm1", *(f"self_attn.{name}_proj" for name in ("k", "v", "q", "out")), "layer_norm2",
-        "mlp.fc1", "mlp.fc2",
-    )  # fmt: skip
+    inner = config.integer("intermediate_size", 3072)
+    block = clip_block(config, "SiglipEncoderLayer", hidden, inner, act, heads=12, norms_first=True)
     weight = Parameter("mm_input_projection_weight", (hidden, width))
     projector = [
         rms_norm(f"model.{_PROJECTOR}.mm_soft_emb_norm", hidden, kind="gemma_rms"),
@@ -353,4 +340,159 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
         block_prefix=f"{_VISION}.transformer.layers",
         hidden_size=hidden,
         rule=ImageRule(patch, merge, 0, side * side, resizing="never up", max_side=side),
+    )
+
+
+def llava_tower(config: ConfigReader, width: int) -> Tower:
+    """LLaVA 1.5's: CLIP on 336 x 336 pixels with a class token, which the projector does not see. What comes
+    behind the layer that it reads (`vision_feature_layer`) is counted as if it were read too.
+    """
+    if not isinstance(config.values.get("vision_feature_layer", -2), int):
+        raise config.error(
+            f"'vision_feature_layer' is {config.values['vision_feature_layer']!r}; expected one layer"
+        )
+    if (strategy := config.string("vision_feature_select_strategy", "default")) != "default":
+        raise config.error(f"'vision_feature_select_strategy' is '{strategy}'; expected 'default'")
+    hidden, inner = config.integer("hidden_size", 1024), config.integer("intermediate_size", 4096)
+    patch, side = config.integer("patch_size", 14), config.integer("image_size", 336)
+    block = clip_block(
+        config, "CLIPEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"), heads=16
+    )
+    has_bias = config.boolean("multimodal_projector_bias", True)
+    root, projector = f"{_VISION}.embeddings", f"model.{_PROJECTOR}"
+    class_token = Module(
+        f"{root}.class_token",
+        residual("", hidden).op_spec,
+        (Parameter("class_embedding", (hidden,)),),
+        parameter_owner=root,
+    )
+    norm = layer_norm(f"{_VISION}.post_layernorm", hidden)
+    after = [
+        norm,
+        linear(f"{projector}.linear_1", hidden, width, bias=has_bias),
+        activation(f"{projector}.act", width, config.string("projector_hidden_act", "gelu")),
+        linear(f"{projector}.linear_2", width, width, bias=has_bias),
+    ]
+    return Tower(
+        before=(
+            on_rows(class_token, "patches"),
+            patch_embedding(f"{root}.patch_embedding", (patch, patch), hidden, bias=False),
+            on_rows(embedding(f"{root}.position_embedding", (side // patch) ** 2 + 1, hidden), "patches"),
+            on_rows(layer_norm(f"{_VISION}.pre_layrnorm", hidden), "patches"),
+        ),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 24),
+        after=projector_modules(after, width, [norm.name]),
+        block_prefix=f"{_VISION}.encoder.layers",
+        hidden_size=hidden,
+        rule=ImageRule(patch, 1, tile=side, class_tokens=1),
+    )
+
+
+def idefics3_tower(config: ConfigReader, width: int) -> Tower:
+    """Idefics 3's and SmolVLM's: SigLIP on tiles, four on the longer side of an image, and one product of
+    squares of patches.
+    """
+    hidden, inner = config.integer("hidden_size", 1152), config.integer("intermediate_size", 3072)
+    patch, side, scale = config.side("patch_size", 32), config.side("image_size", 224), config.integer(
+        "scale_factor", 2)  # fmt: skip
+    root, act = "model.vision_model", config.string("hidden_act", "gelu_pytorch_tanh")
+    kind = "Idefics3EncoderLayer" if config.family == "idefics3" else "SmolVLMEncoderLayer"
+    block = clip_block(config, kind, hidden, inner, act, heads=16)
+    norm = layer_norm(f"{root}.post_layernorm", hidden)
+    projector = linear("model.connector.modality_projection.proj", hidden * scale**2, width)
+    return Tower(
+        before=(
+            patch_embedding(f"{root}.embeddings.patch_embedding", (patch, patch), hidden),
+            on_rows(
+                embedding(f"{root}.embeddings.position_embedding", (side // patch) ** 2, hidden), "patches"
+            ),
+            on_rows(residual(f"{root}.embeddings.add_positions", hidden), "patches"),
+        ),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 12),
+        after=projector_modules([norm, projector], width, [norm.name]),
+        block_prefix=f"{root}.encoder.layers",
+        hidden_size=hidden,
+        rule=ImageRule(patch, scale, tile=side, max_tiles=4, tiling="longer side"),
+    )
+
+
+def minimax_m3_tower(config: ConfigReader, width: int) -> Tower:
+    """MiniMax M3's: CLIP with rotary positions on images of any size taken as two frames, and a projector of
+    patches before one of squares of four.
+    """
+    hidden, inner = config.integer("hidden_size", 1280), config.integer("intermediate_size", 5120)
+    patch, merge = config.side("patch_size", 14), config.integer("spatial_merge_size", 2)
+    act, frames = config.string("hidden_act", "gelu"), config.integer("temporal_patch_size", 2)
+    block = clip_block(config, "MiniMaxM3VLVisionEncoderLayer", hidden, inner, act, heads=16, rotary=True)
+    root, projected = f"model.{_PROJECTOR}", config.integer("projector_hidden_size", 6144)
+    first = two_products((f"{root}.linear_1", f"{root}.act", f"{root}.linear_2"), hidden, projected, width)
+    names = f"{root}.merge_linear_1", f"{root}.merge_act", f"{root}.merge_linear_2"
+    after = [*first, *two_products(names, merge**2 * width, projected, width)]
+    return Tower(
+        before=(
+            patch_embedding(f"{_VISION}.embeddings.proj", (frames, patch, patch), hidden, bias=False),
+            on_rows(layer_norm(f"{_VISION}.pre_layrnorm", hidden), "patches"),
+        ),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 32),
+        after=projector_modules(after, width, [module.name for module in first]),
+        block_prefix=f"{_VISION}.layers",
+        hidden_size=hidden,
+        rule=ImageRule(patch, merge, 4 * 28 * 28, 451_584),
+    )
+
+
+def step3p7_tower(config: ConfigReader, width: int) -> Tower:
+    """Step 3.7's: all of an image and its crops, branches scaled by learned vectors, and two convolutions
+    that halve the sides.
+    """
+    names = {"hidden_size": ("width",), "num_hidden_layers": ("layers",), "num_attention_heads": ("heads",)}
+    config = replace(config, aliases=names)
+    hidden, heads = config.integer("hidden_size", 1536), config.integer("num_attention_heads", 16)
+    inner = int(hidden * config.number("mlp_ratio", 8960 / 1536))
+    patch, side = config.integer("patch_size", 14), config.integer("image_size", 728)
+    modules = [
+        layer_norm("layernorm_before", hidden),
+        *separate_qkv("self_attn", hidden, bias=True),
+        tower_core("self_attn.core", heads, hidden),
+        linear("self_attn.out_proj", hidden, hidden, bias=True),
+        learned_scale("lambda_1", hidden),
+        residual("self_attn.residual", hidden),
+        layer_norm("layernorm_after", hidden),
+        *plain_mlp(
+            ("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), hidden, inner,
+            config.string("hidden_act", "quick_gelu"),
+        ),
+        learned_scale("lambda_2", hidden),
+        residual("mlp.residual", hidden),
+    ]  # fmt: skip
+    block = set_registration(
+        tower_block("Step3p7VisionEncoderLayer", modules, "patches"),
+        "lambda_1", "lambda_2", *(f"self_attn.{name}_proj" for name in ("k", "v", "q", "out")),
+        "mlp.fc1", "mlp.fc2", "layernorm_before", "layernorm_after",
+    )  # fmt: skip
+    root = "model.vision_model"
+    downsamplers = [
+        Module(
+            f"{root}.downsampler{number}",
+            Linear(9 * features, 2 * features),
+            (Parameter("weight", (2 * features, features, 3, 3)), Parameter("bias", (2 * features,))),
+            rows_per_token=0.25**number,
+        )
+        for number, features in ((1, hidden), (2, 2 * hidden))
+    ]
+    projector = linear(f"model.{_PROJECTOR}", 4 * hidden, width, bias=config.boolean("projector_bias", False))
+    return Tower(
+        before=(
+            patch_embedding(f"{root}.embeddings.patch_embedding", (patch, patch), hidden, bias=False),
+            on_rows(
+                embedding(f"{root}.embeddings.position_embedding", (side // patch) ** 2, hidden), "patches"
+            ),
+            on_rows(residual(f"{root}.embeddings.add_positions", hidden), "patches"),
+            on_rows(layer_norm(f"{root}.pre_layernorm", hidden), "patches"),
+        ),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 47),
+        after=projector_modules([*downsamplers, projector], width, [module.name for module in downsamplers]),
+        block_prefix=f"{root}.layers",
+        hidden_size=hidden,
+        rule=ImageRule(patch, 4, tile=side, crop=504, max_side=3024),
     )

@@ -4,15 +4,32 @@ would start.
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from zsim.errors import InputError
-from zsim.programs.megatron_lm.shell_words import Token, Variables, tokenize
+from zsim.programs.shell_words import Token, Variables, tokenize
+from zsim.reading import parse_whole_number, read_text
+from zsim.specs.formats.named_files import locate_named_file
+
+SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
+_SHELLS = ("bash", "sh", "source", ".", "sbatch")
+_STARTERS = ("bash", "sh", "sbatch", "srun")
+# sbatch's options -> the variables that a job has by them (sbatch(1), Slurm 24.05).
+_SBATCH = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "gres": ("SLURM_GPUS_ON_NODE",),
+}  # fmt: skip
 
 _MAX_COMMANDS, _MAX_DEPTH, _MAX_ROUNDS = 2_000, 8, 100
+_MAX_ALL_ROUNDS = 10_000  # of all loops together
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _NUMBERS = {
@@ -27,32 +44,92 @@ _LOOPS = ("for", "while", "until", "select")
 class Script:
     """The commands that a launch script would start, and its variables at its end.
 
-    Functions are followed where they are called. A loop over known words is followed for every word, and any
-    other loop once. Conditions that depend on files or on the output of other programs count as false.
+    Functions are followed where they are called, and scripts that it sources or starts. A loop over known
+    words is followed for every word, one with a known condition as long as it holds, and any other once.
+    Conditions that depend on files or on the output of other programs count as false.
     """
 
     commands: list[list[str]] = field(default_factory=list)
     """The words of each command."""
+    environments: list[dict[str, str]] = field(default_factory=list)
+    """The variables when each command started."""
     variables: Variables = field(default_factory=Variables)
     functions: dict[str, list[Token]] = field(default_factory=dict)
     """The body of each function that is defined."""
     notes: list[str] = field(default_factory=list)
     """The loops and conditions that were not followed, where they might matter."""
+    path: Path | None = None
+    """The script's file, from whose folder those are looked for that it names."""
+    rounds: Iterator[int] = field(default_factory=itertools.count)
+    """The number of rounds of loops that have run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """A script that a command line names."""
+
+    path: str
+    environment: Mapping[str, str]
+    """Variables that stand before it."""
+    parameters: tuple[str, ...]
+    """Words that stand behind it."""
+
+    def run(self, parameters: Sequence[str]) -> Script:
+        """The commands of the script with `parameters`. Raises OSError and UnicodeDecodeError for a file that
+        cannot be read, InputError for one that is no script.
+        """
+        return run_script(read_text(Path(self.path)), self.environment, parameters, Path(self.path))
+
+
+def script_call(words: Sequence[str], suffixes: Sequence[str] = SCRIPT_SUFFIXES) -> ScriptCall | None:
+    """The script among the words, or None if they name none. Variables and a shell may stand before it."""
+    indices = (number for number, word in enumerate(words) if "=" not in word and word not in _SHELLS)
+    index = next(indices, None)
+    if index is None or Path(words[index]).suffix not in suffixes:
+        return None
+    environment = dict(word.partition("=")[::2] for word in words[:index] if "=" in word)
+    return ScriptCall(words[index], environment, tuple(words[index + 1 :]))
 
 
 def run_script(
-    text: str, environment: Mapping[str, str] | None = None, parameters: Sequence[str] = ()
+    text: str,
+    environment: Mapping[str, str] | None = None,
+    parameters: Sequence[str] = (),
+    path: Path | None = None,
 ) -> Script:
     """The commands of a script under the variables of `environment`, started with `parameters`.
 
     Without parameters `$1` and the like stand for themselves. Raises InputError for text that is no shell
     script.
     """
-    script = Script(variables=Variables({key: [value] for key, value in (environment or {}).items()}))
+    values = {**_job_variables(_sbatch_options(text)), **(environment or {})}
+    script = Script(variables=Variables({key: [value] for key, value in values.items()}), path=path)
     if parameters:
         script.variables.set_parameters(parameters)
-    _Runner(script, 0).run(tokenize(text))
+    if path is not None:
+        script.variables.values |= {"0": [str(path)], "BASH_SOURCE": [str(path)]}
+    try:
+        _Runner(script, 0).run(tokenize(text))
+    except RecursionError:
+        raise InputError("brackets or blocks, nested too deep") from None
     return script
+
+
+def _sbatch_options(text: str) -> str:
+    """The options of sbatch that stand in a script."""
+    return " ".join(re.findall(r"^#SBATCH\s+([^#\n]*)", text, re.MULTILINE))
+
+
+def _job_variables(options: str) -> dict[str, str]:
+    """The variables that Slurm sets by options of sbatch."""
+    pairs = re.findall(r"(?:^|\s)--?([A-Za-z][\w-]*)[= ]\s*([^\s-]\S*)", options)
+    numbers = {name: parse_whole_number(value.rpartition(":")[2]) for name, value in pairs}
+    counts = {name: number for name, number in numbers.items() if number is not None}
+    variables = {variable: str(n) for name, n in counts.items() for variable in _SBATCH.get(name, ())}
+    nodes, tasks = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
+    if nodes and tasks:
+        variables["SLURM_NTASKS"] = str(int(nodes) * int(tasks))
+    return variables
 
 
 def _matches(text: str, pattern: str) -> bool:
@@ -131,7 +208,7 @@ class _Runner:
         self.position += 1
         return self.tokens[start : self.position - 1]
 
-    def _evaluate_condition(self, condition: list[Token]) -> bool | None:
+    def _evaluate_condition(self, condition: list[Token], *, is_noted: bool = True) -> bool | None:
         """Whether a condition holds, or None if that depends on more than the script's variables."""
         clauses: list[tuple[str, list[str]]] = [("&&", [])]
         for token in condition:
@@ -142,7 +219,7 @@ class _Runner:
         condition_value: bool | None = True
         for connective, words in clauses:
             outcome = self._test(words)
-            if outcome is None:
+            if outcome is None and is_noted:
                 self.script.notes.append(f"condition not followed: {' '.join(words)[:60]}")
             condition_value = (
                 (condition_value and outcome) if connective == "&&" else (condition_value or outcome)
@@ -184,24 +261,44 @@ class _Runner:
         self.position += 1
 
     def _loop(self, *, is_active: bool) -> None:
-        """Run the body for every word of a `for`, if all are known. Otherwise once, with a note."""
+        """Run the body for every word of a `for`, if all are known, and of a `while` as long as a known
+        condition holds. Otherwise once, with a note.
+        """
         start = self.position
         while self.position < len(self.tokens) and self.tokens[self.position].text != "do":
             self.position += 1
-        words = [token.text for token in self.tokens[start : self.position] if not token.is_operator]
+        head = self.tokens[start : self.position]
+        words = [token.text for token in head if not token.is_operator]
         self.position += 1
-        body_start = self.position
-        values = self._loop_values(words) if is_active else None
-        if is_active and values is None:
-            self.script.notes.append(f"a loop is followed once: {' '.join(words)[:60]}")
-        for value in values if values is not None else [None]:
+        body_start, num_rounds = self.position, 0
+        for value in self._rounds(head, words) if is_active else ():
+            num_rounds += 1
+            if next(self.script.rounds) >= _MAX_ALL_ROUNDS:
+                raise InputError(f"loops of more than {_MAX_ALL_ROUNDS:,} rounds")
             self.position = body_start
             if value is not None:
                 self.script.variables.values[words[1]] = [value]
-            self._run_statements(is_active=is_active, ends=("done",))
-        if not values and values is not None:
+            self._run_statements(is_active=True, ends=("done",))
+        if not num_rounds:
             self._run_statements(is_active=False, ends=("done",))
         self.position += 1
+
+    def _rounds(self, head: list[Token], words: list[str]) -> Iterator[str | None]:
+        """A value for each time that the body of a loop runs, None for a loop without a variable."""
+        values = self._loop_values(words)
+        if values is not None:
+            yield from values
+            return
+        is_while = words[0] == "while" and any("$" in word for word in words)
+        state = self._evaluate_condition(head[1:], is_noted=False) if is_while else None
+        if state is None:
+            self.script.notes.append(f"a loop is followed once: {' '.join(words)[:60]}")
+            yield None
+            return
+        for _ in range(_MAX_ROUNDS):
+            if not self._evaluate_condition(head[1:], is_noted=False):
+                return
+            yield None
 
     def _loop_values(self, words: list[str]) -> list[str] | None:
         """The words that a `for` runs over, or None if they depend on more than the script's variables."""
@@ -240,6 +337,8 @@ class _Runner:
 
     def _start_command(self, words: list[Token]) -> None:
         """Assign, or record the command with its words expanded."""
+        documents = [word.text for word in words if word.is_document]
+        words = [word for word in words if not word.is_document]
         is_declaring = bool(words) and words[0].text in _DECLARATIONS
         remaining_tokens = words[1:] if is_declaring else words
         while remaining_tokens and self._assign(remaining_tokens[0]):
@@ -258,8 +357,15 @@ class _Runner:
         if len(self.script.commands) >= _MAX_COMMANDS:
             raise InputError(f"more than {_MAX_COMMANDS:,} commands")
         inner = _inner_script(fields)
+        document = ""
+        if documents and fields[0] in ("read", *_STARTERS):
+            document = "".join(self.script.variables.expand(documents[-1]))
+        if inner is None and document and fields[0] in _STARTERS:
+            inner = document
         if inner is not None:
             _Runner(self.script, self.depth + 1).run(tokenize(inner))
+        elif fields[0] == "read" and document:
+            self.script.variables.values[fields[-1]] = [document.strip()]
         elif fields[0] in self.script.functions:
             self._call(fields)
         elif fields[0] == "set" and fields[1:2] == ["--"]:
@@ -267,9 +373,57 @@ class _Runner:
         elif fields[0] == "shift":
             self.script.variables.shift(int(fields[1]) if fields[1:] and fields[1].isdecimal() else 1)
         elif fields[0] in ("source", "."):
-            self.script.notes.append(f"not read: {' '.join(fields[1:2])}, which the script sources")
-        else:
+            self._source(fields[1:])
+        elif not self._start_script(fields):
+            values = self.script.variables.values
             self.script.commands.append(fields)
+            self.script.environments.append({name: words[0] for name, words in values.items() if words})
+
+    def _source(self, fields: list[str]) -> None:
+        """Run a script that this one sources, which sees and sets the same variables."""
+        name = "".join(fields[:1])
+        path, variables = self._locate(name), self.script.variables
+        if path is None:
+            self.script.notes.append(f"not read: {name}, which the script sources")
+            return
+        outer_source = variables.values.get("BASH_SOURCE", [])
+        outer_parameters = variables.set_parameters(fields[1:]) if fields[1:] else None
+        variables.values["BASH_SOURCE"] = [str(path)]
+        _Runner(self.script, self.depth + 1).run(tokenize(read_text(path)))
+        variables.values["BASH_SOURCE"] = outer_source
+        if outer_parameters is not None:
+            variables.restore_parameters(outer_parameters)
+
+    def _start_script(self, fields: list[str]) -> bool:
+        """Run a script that this one starts, which sees its variables. False if the words start none."""
+        index = next((n for n, word in enumerate(fields) if Path(word).suffix in SCRIPT_SUFFIXES), None)
+        if index is None or (index and os.path.basename(fields[0]) not in _STARTERS):
+            return False
+        path = self._locate(fields[index])
+        if path is None:
+            return False
+        text = read_text(path)
+        variables = _job_variables(f"{_sbatch_options(text)} {' '.join(fields[1:index])}")
+        values = {name: [value] for name, value in variables.items()}
+        values |= {**self.script.variables.values, "0": [str(path)], "BASH_SOURCE": [str(path)]}
+        outer = self.script
+        started = Script(
+            outer.commands, outer.environments, Variables(values), {}, outer.notes, path, outer.rounds
+        )
+        started.variables.set_parameters(fields[index + 1 :])
+        _Runner(started, self.depth + 1).run(tokenize(text))
+        return True
+
+    def _locate(self, name: str) -> Path | None:
+        """The file that the script names, or None if it is not here."""
+        if self.script.path is None or not name or re.search(r"[$`]", name):
+            return None
+        try:
+            path = locate_named_file(name, self.script.path.parent, "", "")
+            read_text(path)
+        except (InputError, OSError, UnicodeDecodeError):
+            return None
+        return path
 
     def _assign(self, token: Token) -> bool:
         """Set a variable if the token is an assignment."""

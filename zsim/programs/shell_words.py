@@ -1,13 +1,15 @@
 """Words of a shell script: its text cut at blanks and operators, and the expansion of variables in them.
 
 The part of POSIX shell and bash that launch scripts of training runs are made of: quotes, comments,
-continued lines, arrays, `${NAME:-default}`, `$((arithmetic))` (bash manual, chapter 3) and `expr`.
+continued lines, arrays, here documents, `${NAME:-default}`, `$((arithmetic))` (bash manual, chapter 3), and
+what `expr`, `echo` and the commands that only handle names of files would print.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +20,11 @@ _MAX_WORD = 100_000
 _BREAKS = ("&&", "||", ";;", ";", "|", "&", "\n", "(", ")")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)\($")
-_PARAMETER = re.compile(r"[0-9]+|[@*#]")
-_EXPR = re.compile(r"(?:\$\(|`)\s*expr\s+(.*?)[)`]$", re.DOTALL)  # POSIX's, of whole numbers
+_PARAMETER = re.compile(r"[1-9][0-9]*|[@*#]")
+_REDIRECTION = re.compile(r"[&\d]?(<<-?|>>|[<>])&?[ \t]*")
+_PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|;&\n]*[\w.]>(?=[\s\"'/]|$)")  # `<path to data>`, to be filled in
+# A word of a value. An unknown output is one, and so is what is to be filled in.
+_FIELD = re.compile(rf"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|{_PLACEHOLDER.pattern}|\S)+")
 _PARAMETERS = 9  # that are empty rather than unset, once there are any
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -33,11 +38,13 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of a script: a word as written, an operator, or an array `name=(text)`."""
+    """A piece of a script: a word as written, an operator, an array `name=(text)`, or a here document."""
 
     text: str
     is_operator: bool = False
     array: str | None = None
+    is_document: bool = False
+    """The text is a document, in double quotes."""
 
 
 def tokenize(script: str) -> list[Token]:
@@ -57,8 +64,10 @@ class _Lexer:
                 self.position += 1
             elif character == "#":
                 self._skip_line()
-            elif character in "<>" or re.match(r"\d?>", self.text[self.position : self.position + 2]):
-                self._skip_redirection()
+            elif _PLACEHOLDER.match(self.text, self.position):
+                yield self._read_word()
+            elif _REDIRECTION.match(self.text, self.position):
+                yield from self._read_redirection()
             elif (
                 separator := next(
                     (candidate for candidate in _BREAKS if self.text.startswith(candidate, self.position)),
@@ -74,25 +83,36 @@ class _Lexer:
         end = self.text.find("\n", self.position)
         self.position = len(self.text) if end < 0 else end
 
-    def _skip_redirection(self) -> None:
-        """Skip `2>&1`, `> file` and `<<EOF ... EOF`."""
-        redirection = re.compile(r"\d?(<<-?|>>|[<>])&?[ \t]*").match(self.text, self.position)
+    def _read_redirection(self) -> Iterator[Token]:
+        """Skip `2>&1`, `&> file` and `> file`. The document of `<<EOF ... EOF` is a token."""
+        redirection = _REDIRECTION.match(self.text, self.position)
         assert redirection is not None
         self.position = redirection.end()
         start = self.position
         if self.position < len(self.text) and self.text[self.position] not in "\n;|&":
             self._read_word()
-        if redirection[1].startswith("<<"):
-            delimiter = self.text[start : self.position].strip("'\"")
-            end = re.compile(rf"^\s*{re.escape(delimiter)}\s*$", re.MULTILINE).search(
-                self.text, self.position
-            )
-            self.position = len(self.text) if end is None else end.end()
+        if not redirection[1].startswith("<<"):
+            return
+        word = self.text[start : self.position]
+        delimiter = word.strip("'\"\\")
+        begin = self.text.find("\n", self.position) + 1 or len(self.text)
+        end = re.compile(rf"^\s*{re.escape(delimiter)}\s*$", re.MULTILINE).search(self.text, begin)
+        document = self.text[begin : len(self.text) if end is None else end.start()]
+        self.position = len(self.text) if end is None else end.end()
+        if word != delimiter:  # quoted, so that nothing in it is expanded
+            document = re.sub(r"([\\$`])", r"\\\1", document)
+            yield Token(f'"{document.replace(chr(34), chr(92) + chr(34))}"', is_document=True)
+        else:
+            document = re.sub(r'(\\*)"', lambda match: f'{match[1] * 2}\\"', document)
+            yield Token(f'"{document}"', is_document=True)
 
     def _read_word(self) -> Token:
         start = self.position
         while self.position < len(self.text):
             character = self.text[self.position]
+            if placeholder := _PLACEHOLDER.match(self.text, self.position):
+                self.position = placeholder.end()
+                continue
             if character in " \t\n;|&<>)":
                 break
             if character == "(":
@@ -190,9 +210,7 @@ class Variables:
         current: str | None = None
         for text, is_quoted, values in self._split_pieces(word):
             if values is not None:
-                words = (
-                    values if is_quoted else [value_word for value in values for value_word in value.split()]
-                )
+                words = values if is_quoted else [word for value in values for word in _FIELD.findall(value)]
                 starts_with_space = not is_quoted and bool(values) and values[0][:1].isspace()
                 if starts_with_space and current is not None:
                     fields.append(current)
@@ -256,9 +274,8 @@ class Variables:
             number = self._evaluate_arithmetic(text[3:-2])
             return [text if number is None else str(number)]
         if text.startswith(("$(", "`")):
-            command = _EXPR.match(text)
-            number = None if command is None else self._evaluate_arithmetic(command[1].replace("\\*", "*"))
-            return [text if number is None else str(number)]
+            output = self._output(text[2:-1] if text.startswith("$(") else text[1:-1])
+            return [text if output is None else output]
         inner = text[2:-1] if text.startswith("${") else text[1:]
         match = re.fullmatch(
             r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]+)(\[[^\]]*\])?(:?[-=+])?(.*)", inner, re.DOTALL
@@ -282,6 +299,46 @@ class Variables:
             return list(values)
         number = int(index[1:-1]) if index is not None and index[1:-1].isdecimal() else 0
         return values[number : number + 1]
+
+    def _output(self, command: str) -> str | None:
+        """Text that `expr`, `echo`, `pwd` and the like print, also behind `cd FOLDER &&`.
+
+        None for other commands, and where a word is unknown. The working folder is ".".
+        """
+        folder, output = "", ""
+        words: list[str] = []
+        try:
+            tokens = [*tokenize(command), Token(";", is_operator=True)]
+        except InputError:
+            return None
+        for token in tokens:
+            if not token.is_operator:
+                words += self.expand(token.text)
+                continue
+            if token.text not in ("&&", ";", "\n") or any(re.search(r"[$`]", word) for word in words):
+                return None
+            operands = [word for word in words[1:] if not re.match(r"-[-a-zA-Z]*$", word)]
+            match words[:1]:
+                case []:
+                    continue
+                case ["cd"] if len(operands) == 1:
+                    folder = os.path.join(folder, operands[0])
+                case ["pwd"]:
+                    output = folder or "."
+                case ["dirname"] if len(operands) == 1:
+                    output = os.path.dirname(operands[0]) or "."
+                case ["basename"] if operands:
+                    output = os.path.basename(operands[0]).removesuffix("".join(operands[1:2]))
+                case ["readlink" | "realpath"] if len(operands) == 1:
+                    output = os.path.normpath(os.path.join(folder, operands[0]))
+                case ["echo"]:
+                    output = " ".join(operands)
+                case ["expr"] if (number := self._evaluate_arithmetic(" ".join(words[1:]))) is not None:
+                    output = str(number)
+                case _:
+                    return None
+            words = []
+        return output
 
     def _evaluate_arithmetic(self, text: str) -> int | None:
         """The value of an expression of whole numbers, variables, + - * / % and brackets, or None for any
