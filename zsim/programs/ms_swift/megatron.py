@@ -104,7 +104,7 @@ def _read_model(values: FileValues) -> None:
         return
     model = locate_model(name, Path(values.file.name).parent)
     if model is None:
-        values.file.missing_model = missing_model("model", name)
+        values.file.missing["model"] = missing_model("model", name)
     else:
         values.file.defaults["model"] = model
 
