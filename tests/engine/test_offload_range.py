@@ -61,7 +61,7 @@ def test_a_table_that_says_nothing_of_pinned_memory_may_mean_it(tmp_path: Path) 
     assert fast_end(old[0]) == fast_end(old[1]) < fast_end(old[2])
     assert any(note.startswith("pin_memory is left out") for note in zsim.simulate(old[0]).report.notes)
     path = tmp_path / "ds.json"
-    path.write_text(json.dumps(silent.strategy.config), encoding="utf-8")  # type: ignore[union-attr]
+    path.write_text(json.dumps(silent.strategy.config), encoding="utf-8")  # type: ignore[attr-defined]
     file = change_experiment(old[0], {"strategy.config": str(path)})
     assert fast_end(file) == fast_end(old[2])
 

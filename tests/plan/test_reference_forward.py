@@ -92,3 +92,12 @@ def test_zero_3_is_refused() -> None:
     data["strategy"]["stage"] = 3
     with pytest.raises(NotSimulatedError, match="with ZeRO stage 3"):
         resolve(zsim.Experiment(**data))
+
+
+def test_kto_asks_three_times() -> None:
+    plan = zsim.make_plan(experiment("copy", reference_forwards=3))
+    ops = [plan.programs[0].ops[number] for number in range(len(plan.programs[0].ops))]
+    assert sum(op.name == "transformer.h.0.attn.c_attn of the reference" for op in ops) == 3 * 3
+    assert peaks(experiment("copy", reference_forwards=3)) == peaks(experiment("copy"))
+    with pytest.raises(InputError, match=r"reference_forwards: found 3 without training\.reference"):
+        resolve(experiment(None, reference_forwards=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import zsim
 from zsim.errors import InputError
@@ -17,7 +19,7 @@ from zsim.report.report import Report
 from zsim.report.settings import plain, sections
 from zsim.report.step_work import StepWork
 from zsim.report.traffic import TrafficRow
-from zsim.report.views.text.report import brief_lines, report_lines
+from zsim.report.views.text.report import brief_lines, print_report, report_lines
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.trace.trace import SimulationStats, Trace
@@ -276,6 +278,34 @@ def test_samples_of_padded_documents_are_the_documents_own_tokens() -> None:
 def test_lengths_that_contradict_are_refused(cost: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         build_experiment({**SMALL, "cost": cost}, {}, origin="test")
+
+
+def test_of_many_notes_the_first_is_told_and_the_others_are_counted() -> None:
+    report = zsim.simulate(Experiment(**SMALL)).report
+    *_, last = brief_lines(replace(report, input_notes=("one",)))
+    assert last == "note: one"
+    *_, last = brief_lines(replace(report, input_notes=("one", "two", "three")))
+    assert last == "note: one (and 2 more without --brief)"
+
+
+def test_the_short_report_is_a_screen() -> None:
+    """40 lines of 80 columns: what does not fit is counted and told with --full."""
+    report = zsim.simulate(Experiment(**SMALL)).report
+    notes = tuple(f"note {number} " + "of some length " * 8 for number in range(8))
+    report = replace(report, input_notes=notes, notes=(*notes, *report.notes))
+
+    def shown(*, is_full: bool) -> list[str]:
+        text = io.StringIO()
+        console = Console(file=text, width=80, highlight=False, emoji=False, color_system=None)
+        print_report(report, console, is_full=is_full)
+        return text.getvalue().splitlines()
+
+    short = shown(is_full=False)
+    assert len(short) <= 40
+    assert any(line.startswith("note: note 0 ") for line in short)
+    told = sum(line.startswith("note: note ") for line in short)
+    assert f"notes: {8 - told} more on what was asked" in " ".join(" ".join(short).split())
+    assert sum(line.startswith("note: note ") for line in shown(is_full=True)) == 8
 
 
 # -- The experiment as sections with readable values -------------------------------------------------------

@@ -143,8 +143,9 @@ def test_swifts_megatron_takes_fields_of_megatron(folder: Path) -> None:
     assert (found.parallelism.tensor, table.distributed_optimizer) == (2, True)
     assert found.training.gradient_accumulation_steps == 4
     assert found.training.activation_checkpointing == "selective"
-    with pytest.raises(NotSimulatedError, match="--tuner_type lora"):
-        read(f"NPROC_PER_NODE=8 megatron sft {flags} --tuner_type lora")
+    lora = there(read(f"NPROC_PER_NODE=8 megatron sft {flags} --tuner_type lora").training.lora)
+    assert (lora.rank, lora.targets) == (8, ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"))
+    assert lora.share_expert_adapters  # said for experts alone
 
 
 def test_a_file_behind_a_program_is_its_file_with_changes_behind(folder: Path) -> None:
@@ -181,10 +182,24 @@ def test_flags_have_values_lists_and_truths() -> None:
     assert values == {"x_y": 1, "on": True, "off": False, "lr": 2e-5, "names": ["a", "b"], "s": 3}
 
 
-@pytest.mark.parametrize("flag", ["--rlhf_type dpo", "--task_type embedding", "--teacher_model x"])
-def test_megatron_swift_is_read_for_language_models_alone(flag: str) -> None:
-    with pytest.raises(NotSimulatedError, match="with Megatron-SWIFT; expected megatron sft or pt"):
+@pytest.mark.parametrize("flag", ["--rlhf_type kto", "--task_type embedding", "--teacher_model x"])
+def test_another_job_of_megatron_swift_is_refused_by_name(flag: str) -> None:
+    with pytest.raises(NotSimulatedError, match="is of Megatron-SWIFT"):
         read(f"megatron rlhf --model x --tensor_model_parallel_size 2 {flag}", model="llama-3-8b")
+
+
+def test_megatron_swifts_word_says_the_loss(folder: Path) -> None:
+    """`megatron rlhf` is DPO where nothing says more, whose rows are two sequences each."""
+    flags = "--model Qwen/Qwen2.5-7B --max_length 2048 --micro_batch_size 2 --global_batch_size 16"
+    found = read(f"NPROC_PER_NODE=4 megatron rlhf {flags} --tuner_type lora")
+    assert (found.training.micro_batch_size, found.training.gradient_accumulation_steps) == (4, 2)
+    assert found.training.reference == "base"
+    (folder / "sft.yaml").write_text("model: Qwen/Qwen2.5-7B\nmax_length: 512\nmicro_batch_size: 4\n")
+    file = read("NPROC_PER_NODE=2 megatron sft sft.yaml --global_batch_size 8")
+    assert (file.strategy.kind, file.training.micro_batch_size, file.training.sequence_length) == (
+        "megatron", 4, 512,
+    )  # fmt: skip
+    assert file.training.gradient_accumulation_steps == 1
 
 
 def test_a_trainers_word_that_trains_nothing_is_named(folder: Path) -> None:
@@ -194,6 +209,11 @@ def test_a_trainers_word_that_trains_nothing_is_named(folder: Path) -> None:
         "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --max_length 2048\nswift export --adapters x\n"
     )
     assert read("both.sh").program == "ms-swift"
+
+
+def test_a_script_that_names_a_model_need_not_train(folder: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="a script of one's own"):
+        read("python scripts/pissa_init.py --model_name_or_path x --output_dir y", model="llama-3-8b")
 
 
 NANOTRON = """

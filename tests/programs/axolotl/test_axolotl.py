@@ -15,6 +15,7 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.operations.experts import Experts
+from zsim.specs.experiment.resolve import resolve
 
 FULL = """
 base_model: NousResearch/Meta-Llama-3-8B
@@ -192,7 +193,7 @@ def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: b
     ("lines", "words"),
     [
         ("rl: grpo\n", "rl 'grpo': is of axolotl"),
-        ("rl: kto\n", "rl 'kto': is of axolotl"),
+        ("rl: gdpo\n", "rl 'gdpo': is of axolotl"),
         ("load_in_8bit: true\n", "quantised weights without an adapter"),
         ("relora: true\n", "ReLoRA"),
         ("lisa_n_layers: 4\n", "LISA"),
@@ -272,6 +273,11 @@ def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(
     assert (training.micro_batch_size, training.reference, training.cross_entropy) == (4, reference, "eager")
 
 
+def test_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL + "rl: kto\n").training
+    assert (training.micro_batch_size, training.reference, training.reference_forwards) == (2, "copy", 3)
+
+
 def test_with_an_adapter_the_reference_is_its_base(tmp_path: Path) -> None:
     assert read_text(tmp_path, QLORA + "rl: dpo\n").training.reference == "base"
 
@@ -343,3 +349,44 @@ def test_epochs_count_where_the_size_of_the_data_set_is_known(
     assert read_text(tmp_path, f"{FULL}{lines}\n").cost is None
     given = {"cost.samples": 10_000, "cost.epochs": 2}
     assert there(read_text(tmp_path, f"{FULL}{lines}\n", changes=given).cost).epochs == 2
+
+
+def test_checkpoints_are_reentrant_where_nothing_says_more(tmp_path: Path) -> None:
+    """`normalize_config` writes it, except with `rl` and for Gemma 4, which cannot be reentrant."""
+    assert read_text(tmp_path, FULL).training.checkpoint_is_reentrant
+    assert not read_text(tmp_path, FULL + "rl: orpo\n").training.checkpoint_is_reentrant
+    said = "gradient_checkpointing_kwargs: {use_reentrant: false}\n"
+    assert not read_text(tmp_path, FULL + said).training.checkpoint_is_reentrant
+    gemma = FULL.replace("NousResearch/Meta-Llama-3-8B", "google/gemma-4-31B")
+    assert not read_text(tmp_path, gemma, model=None).training.checkpoint_is_reentrant
+    without = FULL.replace("gradient_checkpointing: true", "")
+    assert not read_text(tmp_path, without).training.checkpoint_is_reentrant
+
+
+def test_rays_workers_are_gpus(tmp_path: Path) -> None:
+    assert read_text(tmp_path, FULL + "use_ray: true\nray_num_workers: 4\n").gpus == 4
+    assert read_text(tmp_path, FULL + "ray_num_workers: 4\n").gpus is None
+
+
+def test_fused_adapters_that_axolotl_switches_on_are_named(tmp_path: Path) -> None:
+    assert "lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel: axolotl" in notes_of(read_text(tmp_path, QLORA))
+    for line in ("lora_mlp_kernel: false", "trust_remote_code: true", "rl: orpo"):
+        assert "fused adapters on" not in notes_of(read_text(tmp_path, f"{QLORA}{line}\n"))
+
+
+def test_loss_and_experts_are_of_one_release(tmp_path: Path) -> None:
+    """Without a named loss, transformers 5 shifts labels and stacks experts. Megatron runs neither."""
+    experiment = read_text(tmp_path, FULL, model="mixtral-8x7b")
+    assert experiment.training.software == "transformers 5.23"
+    assert resolve(experiment).training.cross_entropy == "eager-shifted-labels"
+    older = read_text(tmp_path, FULL, changes={"training.software": "transformers 4.44"})
+    assert resolve(older).training.cross_entropy == "eager"
+    megatron = read_text(tmp_path, FULL, changes={"strategy.kind": "megatron"})
+    assert megatron.training.software is None
+
+
+def test_towers_are_frozen_where_a_file_says(tmp_path: Path) -> None:
+    lines = FULL.replace("NousResearch/Meta-Llama-3-8B", "Qwen/Qwen2-VL-2B-Instruct")
+    assert read_text(tmp_path, lines, model=None).training.frozen == ()
+    frozen = read_text(tmp_path, lines + "freeze_mm_modules: true\n", model=None).training.frozen
+    assert "model.visual.blocks" in frozen

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import zsim
-from tests.expect import there
+from tests.expect import of_kind, there
 from tests.programs.reading import notes_of, read_job, read_text
 from tests.specs.test_towers import QWEN3_VL
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
 
 FULL = """
 model_name_or_path: meta-llama/Meta-Llama-3-8B
@@ -117,7 +119,7 @@ def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) 
         read_text(tmp_path, FULL + lines)
 
 
-@pytest.mark.parametrize("stage", ["rm", "ppo", "kto"])
+@pytest.mark.parametrize("stage", ["rm", "ppo"])
 def test_other_stages_are_refused_by_name(tmp_path: Path, stage: str) -> None:
     with pytest.raises(NotSimulatedError, match=f"stage '{stage}': is of LLaMA-Factory"):
         read_text(tmp_path, FULL.replace("stage: sft", f"stage: {stage}"))
@@ -179,3 +181,68 @@ def test_all_linear_layers_of_a_mixture_are_its_attentions(tmp_path: Path) -> No
     text = LORA.replace("meta-llama/Meta-Llama-3-8B", "Qwen/Qwen3-30B-A3B")
     lora = there(read_text(tmp_path, text, model=None).training.lora)
     assert lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+ENGINE = """
+model: Qwen/Qwen3-0.6B
+model_class: llm
+kernel_config: {name: auto}
+dist_config: {name: fsdp2, reshard_after_forward: false}
+train_dataset: data/v1_sft_demo.yaml
+micro_batch_size: 2
+cutoff_len: 1024
+"""
+
+
+def test_the_newer_engine_keeps_the_checkpoints_type(tmp_path: Path) -> None:
+    """FSDP2 gathers in bf16, reduces in fp32 and in every micro-batch, and nothing has a copy in fp32."""
+    experiment = read_text(tmp_path, ENGINE + "global_batch_size: 64\n", model=None)
+    training, table = experiment.training, of_kind(experiment.strategy, Fsdp2Table)
+    assert (experiment.model, training.sequence_length) == ("qwen3-0.6b", 1024)
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.precision, training.stored_dtype) == ("bf16", "bf16")
+    assert (training.cross_entropy, training.optimizer_implementation) == ("eager", "foreach")
+    assert training.activation_checkpointing == "full"
+    assert (table.param_dtype, table.reduce_dtype, table.no_sync) == ("bf16", "fp32", False)
+    assert table.reshard_after_forward is False
+    assert "taken as sft" in notes_of(experiment)
+
+
+def test_the_newer_engines_adapters_and_bits(tmp_path: Path) -> None:
+    text = ENGINE + "peft_config: {name: lora, target_modules: all}\nquant_config: {name: bnb}\n"
+    lora = there(read_text(tmp_path, text, model=None).training.lora)
+    assert (lora.rank, lora.alpha, lora.dropout, lora.targets) == (8, 16, 0.05, "all-linear")
+    assert (lora.quantized, lora.double_quantization) == ("nf4", True)
+
+
+def test_the_newer_engines_deepspeed_is_its_json(tmp_path: Path) -> None:
+    (tmp_path / "z3.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    text = ENGINE.replace(
+        "{name: fsdp2, reshard_after_forward: false}", "{name: deepspeed, config_file: z3.json}"
+    )
+    job = read_job(tmp_path, text, model=None)
+    assert of_kind(job.strategy, DeepSpeedConfig).stage == 3
+    assert job.training.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("peft_config: {name: freeze}", "adapters of kind freeze"),
+        ("peft_config: {name: lora, use_dora: true}", "DoRA"),
+        ("dist_config: {name: fsdpturbo}", "its plugin fsdpturbo"),
+        ("optim_config: {name: muon}", "Muon"),
+        ("quant_config: {name: bnb}", "without an adapter"),
+        ("cp_mode: ring", "how they do"),
+    ],
+)
+def test_the_newer_engines_other_plugins_are_refused(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read_text(tmp_path, f"{ENGINE}{line}\n", model=None)
+    with pytest.raises(InputError, match="trains nothing"):
+        read_text(tmp_path, "model: x/y\npeft_config: {name: lora, export_dir: out}\n")
+
+
+def test_stage_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL.replace("stage: sft", "stage: kto")).training
+    assert (training.reference, training.reference_forwards, training.micro_batch_size) == ("copy", 3, 2)

@@ -13,6 +13,8 @@ from tests.specs.test_towers import QWEN3_VL
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.specs.experiment.resolve import resolve
 
 FULL = """
 model: Qwen/Qwen2-7B-Instruct
@@ -94,10 +96,9 @@ def test_the_key_of_older_files_counts(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("rlhf_type: kto\n", "swift rlhf"),
+        ("rlhf_type: ppo\n", "swift rlhf"),
         ("use_galore: true\n", "GaLore"),
         ("lisa_activated_layers: 2\n", "LISA"),
-        ("micro_batch_size: 1\nglobal_batch_size: 16\n", "Megatron-SWIFT"),
     ],
 )
 def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) -> None:
@@ -228,3 +229,76 @@ def test_ranks_that_share_sequences_exchange_heads(tmp_path: Path, strategy: str
     assert (job.parallelism.context, job.parallelism.context_method) == (2, "all-to-all")
     with pytest.raises(NotSimulatedError, match="8 do not divide the 4 heads"):
         read_text(tmp_path, text + "sequence_parallel_size: 8\n", model=None)
+
+
+MEGATRON = """
+model: Qwen/Qwen3-30B-A3B
+tuner_type: lora
+micro_batch_size: 8
+global_batch_size: 16
+max_length: 2048
+expert_model_parallel_size: 2
+tensor_model_parallel_size: 4
+sequence_parallel: true
+"""
+
+
+def test_megatrons_adapters_are_on_each_expert(tmp_path: Path) -> None:
+    """mcore-bridge has an adapter for each expert, and experts are not split over tensor ranks (4 x 2 do not
+    divide 4 GPUs of a stage, 2 x 1 do).
+    """
+    experiment = read_text(tmp_path, MEGATRON, model=None)
+    lora = there(experiment.training.lora)
+    assert (lora.rank, lora.alpha, lora.dropout, lora.share_expert_adapters) == (8, 32, 0.05, False)
+    table = of_kind(experiment.strategy, MegatronTable)
+    assert (table.moe_grouped_gemm, table.moe_router_dtype) == (True, "fp32")
+    parallelism = there(experiment.parallelism)
+    assert (parallelism.expert, parallelism.expert_tensor, parallelism.dispatcher) == (2, 1, "all-to-all")
+    assert experiment.training.gradient_accumulation_steps == 1
+    job = resolve(experiment)
+    names = [name for name, weight in job.model.named_parameters() if weight.trainable]
+    assert len(names) > 4 * 48
+    assert all(".lora_" in name for name in names)
+
+
+def test_adapters_are_on_megatrons_layers(tmp_path: Path) -> None:
+    text = MEGATRON + "target_modules: [q_proj]\n"
+    with pytest.raises(InputError, match=r"target_modules: found .*expected Megatron's layers: all-linear"):
+        read_text(tmp_path, text, model=None)
+    named = read_text(tmp_path, MEGATRON + "target_modules: [linear_qkv]\n", model=None)
+    assert there(named.training.lora).targets == ("linear_qkv",)
+
+
+def test_a_gate_behind_attention_hides_no_product(tmp_path: Path) -> None:
+    """Qwen3-Next's attention is gated, and latent attention has several products before it: the product
+    behind both is linear_proj, and all-linear takes those before.
+    """
+    text = MEGATRON.replace("Qwen/Qwen3-30B-A3B", "{}")
+    gated = read_job(tmp_path, text.format("Qwen/Qwen3-Next-80B-A3B-Instruct"), model=None)
+    names = {name.split(".lora_")[0] for name, _ in gated.model.named_parameters() if ".lora_" in name}
+    assert {"model.layers.3.self_attn.linear_proj", "model.layers.0.linear_attn.linear_proj"} <= names
+    assert not any(name.endswith("gate") for name in names)
+    latent = read_text(tmp_path, text.format("deepseek-ai/DeepSeek-V2-Lite"), model=None)
+    targets = there(there(latent.training.lora).targets)
+    assert {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "linear_proj"} < {*targets}
+
+
+def test_a_tower_is_frozen_under_all_of_its_names(tmp_path: Path) -> None:
+    """Gemma 4's table of positions is registered by the module around it."""
+    text = FULL.replace("Qwen/Qwen2-7B-Instruct", "google/gemma-4-26b-a4b").replace("zero3", "zero2")
+    frozen = [name for name, weight in read_job(tmp_path, text, model=None).model.named_parameters()
+              if not weight.trainable]  # fmt: skip
+    assert "model.vision_tower.patch_embedder.position_embedding_table" in frozen
+
+
+def test_checkpoints_are_reentrant_but_for_ddp(tmp_path: Path) -> None:
+    """`_fix_gradient_checkpointing` of trainers/mixin.py."""
+    assert read_text(tmp_path, FULL).training.checkpoint_is_reentrant
+    assert not read_text(tmp_path, LORA).training.checkpoint_is_reentrant
+    said = FULL + "gradient_checkpointing_kwargs: {use_reentrant: false}\n"
+    assert not read_text(tmp_path, said).training.checkpoint_is_reentrant
+
+
+def test_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
+    training = read_text(tmp_path, LORA + "rlhf_type: kto\n").training
+    assert (training.reference, training.reference_forwards, training.micro_batch_size) == ("base", 3, 1)

@@ -122,7 +122,6 @@ def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         ("num_ppo_epochs: 4\n", "PPO"),
-        ("desirable_weight: 1.0\n", "KTO"),
         ("load_in_8bit: true\n", "quantised weights without adapters"),
         ("use_dora: true\n", "DoRA"),
         ("activation_offloading: true\ngradient_checkpointing: false\n", "all activations on the host"),
@@ -317,3 +316,25 @@ def test_a_reward_model_has_one_output_and_rows_of_two_sequences(tmp_path: Path)
     adapted = read_text(tmp_path, lines + reward + "use_peft: true\nlora_r: 8\n")
     assert there(adapted.training.lora).modules_to_save == ("score",)
     assert adapted.training.labels == 1
+
+
+def test_keys_of_older_releases_mean_transformers_4(tmp_path: Path) -> None:
+    """torch_dtype is of TRL on transformers 4, whose checkpoints are reentrant unless a file says."""
+    older = read_text(tmp_path, FULL)
+    assert older.training.software == "transformers 4.57"
+    assert not resolve(older).training.checkpoint_is_reentrant
+    lines = FULL.replace("gradient_checkpointing_kwargs:\n  use_reentrant: false\n", "")
+    assert resolve(read_text(tmp_path, lines)).training.checkpoint_is_reentrant
+    newer = read_text(tmp_path, lines.replace("torch_dtype", "dtype"))
+    assert newer.training.software == "transformers 5.23"
+    assert not resolve(newer).training.checkpoint_is_reentrant
+
+
+def test_kto_asks_both_models_for_mismatched_pairs(tmp_path: Path) -> None:
+    """Rows are single sequences; without the pairs the reference alone runs forward."""
+    training = read_text(tmp_path, FULL + "desirable_weight: 1.0\n").training
+    assert (training.micro_batch_size, training.reference, training.reference_forwards) == (2, "copy", 3)
+    assert training.cross_entropy == "eager"
+    lines = FULL + "use_peft: true\ndesirable_weight: 1.0\nloss_type: apo_zero_unpaired\n"
+    training = read_text(tmp_path, lines).training
+    assert (training.reference, training.reference_forwards) == ("base", 1)

@@ -353,11 +353,11 @@ def check_engine_recipe(recipe: Fp8Recipe, training: TrainingTable, table: Megat
 def uses_bridge(lora: LoraTable, model: ModelSpec, parallelism: ParallelismConfig) -> bool:
     """Whether the adapters are Megatron-Bridge's, on Megatron's own products.
 
-    They are if they have its names, if the job has model parallelism, or where a mixture of experts has no
-    names.
+    They are if they have one of its names, if the job has model parallelism, or where a mixture of experts
+    has no names.
     """
     targets = lora.targets if isinstance(lora.targets, tuple) else ()
-    is_named = bool(targets) and all(_is_product(name) for name in targets)
+    is_named = any(name.rpartition(".")[2] in FUSED_PRODUCTS for name in targets)
     is_all = lora.targets in (None, ALL_LINEAR) and has_experts(model)
     return is_named or is_all or not parallelism.is_trivial
 
@@ -374,7 +374,9 @@ def adapt_products(
     if targets in (None, ALL_LINEAR):
         targets = FUSED_PRODUCTS
     names = targets if isinstance(targets, tuple) else ()
-    if not names or not all(_is_product(name) for name in names):
+    model = fuse_named_products(model)
+    others = [name for name in names if name.rpartition(".")[2] not in FUSED_PRODUCTS]
+    if not names or not all(_has_product(model, name) for name in others):
         raise InputError(
             f"training.lora.targets: found {lora.targets!r} with Megatron's parallelisms, whose layers "
             f"have the products {', '.join(FUSED_PRODUCTS)}; expected some of these"
@@ -390,7 +392,6 @@ def adapt_products(
             "parallelism.async_tensor: found true with training.lora, which zsim does not simulate; "
             "expected false"
         )
-    model = fuse_named_products(model)
     model_targets = [
         name for name in names if _has_product(model, name) or (has_experts(model) and "_fc" in name)
     ]
@@ -410,10 +411,6 @@ def adapt_experts(adapters: Adapters, lora: LoraTable, split: ExpertSplit) -> Ad
         )
     shares = lora.share_expert_adapters and split.kernel != "loop"
     return replace(adapters, experts="shared" if shares else "each")
-
-
-def _is_product(name: str) -> bool:
-    return name.rpartition(".")[2] in FUSED_PRODUCTS
 
 
 def _has_product(model: ModelSpec, name: str) -> bool:

@@ -152,8 +152,9 @@ def _run_action(
         if kind == "F":
             if messenger is not None:
                 messenger.pre_forward(stage, micro_batch)
-            has_reference = hooks.stage.workload.training.reference is not None
-            forward = partial(_run_both_forwards, walk) if has_reference else walk.forward
+            training = hooks.stage.workload.training
+            num_others = 0 if training.reference is None else training.reference_forwards
+            forward = partial(_run_forwards, walk, num_others) if num_others else walk.forward
             loops.issue((kind, stage), hooks, micro_batch, forward)
             if messenger is not None:
                 messenger.post_forward(stage, micro_batch)
@@ -178,9 +179,10 @@ def _run_action(
             messenger.end_gradients(stage, micro_batch)
 
 
-def _run_both_forwards(walk: Walk) -> None:
+def _run_forwards(walk: Walk, num_others: int) -> None:
     walk.forward()
-    walk.reference_forward()
+    for _ in range(num_others):
+        walk.reference_forward()
 
 
 class ActionLoops:

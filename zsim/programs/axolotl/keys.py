@@ -39,7 +39,7 @@ _READ = (
     ),
     ProgramKey("sample_packing", bool, "whether documents fill sequences", "training.lengths"),
     ProgramKey("reward_model", bool, "whether the head has one output", "training.labels"),
-    ProgramKey("rl", str, "dpo, ipo or orpo; others are refused by name", "training.reference"),
+    ProgramKey("rl", str, "dpo, ipo, kto or orpo; others are refused by name", "training.reference"),
     ProgramKey(
         "precompute_ref_log_probs", bool, "whether the reference has run before", "training.reference"
     ),
@@ -102,6 +102,10 @@ _READ = (
         "activation_offloading", str, "what is kept on the host until backward",
         "training.checkpoint_offload",
     ),
+    ProgramKey("freeze_mm_modules", bool, "whether a multimodal model's towers are not trained",
+               "training.frozen"),
+    ProgramKey("use_ray", bool, "whether Ray launches it"),
+    ProgramKey("ray_num_workers", int, "GPUs that Ray launches it on, 1 where left out", "gpus"),
     ProgramKey("fsdp_version", int, "FSDP1 or FSDP2", "strategy.kind"),
     ProgramKey("dp_shard_size", int, "ranks that shard the model"),
     ProgramKey("dp_replicate_size", int, "replicas of the sharded model", "strategy.replicate"),
@@ -173,7 +177,6 @@ _NOTED = (
     ("group_by_length", "sequences of like length in a batch"),
     ("resize_token_embeddings_to_32x", "a larger vocabulary"),
     ("tokens", "a larger vocabulary"),
-    ("freeze_mm_modules", "a multimodal model's other towers"),
     ("optim_args", "arguments of the optimizer"),
     ("use_pose", "positions that are skipped"),
     ("min_sample_len", "documents that are left out"),
@@ -182,7 +185,6 @@ _NOTED = (
     ("peft_autocast_adapter_dtype", "the type of adapters"),
     ("peft", "PEFT's own settings"),
     ("trainer_cls", "a trainer of one's own"),
-    ("use_ray", "Ray as a launcher"),
     ("model_config", "keys of config.json"),
     ("overrides_of_model_config", "keys of config.json"),
     ("overrides_of_model_kwargs", "arguments of the model"),
@@ -223,6 +225,7 @@ SILENT = silent_keys(
     curriculum_sampling excess_length_strategy multipack_real_batches ddp ddp_timeout
     ddp_broadcast_buffers llama4_linearized_experts fsdp_final_state_dict_type streaming
     streaming_multipack_buffer_size shrink_embeddings noisy_embedding_alpha heads_k_stride
+    center_rewards_coefficient
     merge_lora world_size rl_beta orpo_alpha hf_use_auth_token dpo_label_smoothing reinit_weights
     total_num_tokens test_value timeout volumes secrets provider branch gpu gpu_count node_count
     memory memory_preprocess timeout_preprocess dockerfile_commands project_name nvfp4_merge_aware

@@ -33,8 +33,10 @@ from zsim.programs.huggingface.job import (
     read_epochs,
     read_preferences,
     read_rewards,
+    read_unpaired_preferences,
+    write_release,
 )
-from zsim.programs.huggingface.models import read_model, write_types
+from zsim.programs.huggingface.models import freeze_tower, read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.specs.formats.config_file import read_file
@@ -52,7 +54,8 @@ _ALL_ON_HOST = (
     "all activations on the host until backward; expected true, with activation_offloading legacy or "
     "hidden_states where checkpoints alone are kept there"
 )
-_PREFERENCES = ("dpo", "ipo", "orpo")
+_ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+_PREFERENCES = ("dpo", "ipo", "orpo", "kto")
 _CUT_PLUGIN, _LIGER_PLUGIN = "cut_cross_entropy", "liger"
 _LIGER_KERNELS = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
 
@@ -97,10 +100,15 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_adapters(values, is_quantised=is_quantised)
         if is_int8:
             write_quantisation(values, double=False, bits=8)
+    is_frozen = values.flag("freeze_mm_modules")  # adapters on a tower are frozen with it (utils/freeze.py)
+    freeze_tower(values, tower=is_frozen, projector=is_frozen, is_full=not adapter)
     _read_preferences(values, has_adapters=bool(adapter))
     if values.flag("reward_model"):
         read_rewards(values, has_adapters=bool(adapter))
+    if values.flag("use_ray") and (workers := values.count("ray_num_workers", 1)):
+        file.settings["gpus"] = workers
     read_epochs(values, "num_epochs", 1)
+    write_release(values)
     values.finish(RELEASE)
     return file
 
@@ -112,6 +120,9 @@ def _read_preferences(values: FileValues, *, has_adapters: bool) -> None:
         return
     if loss not in _PREFERENCES:
         raise values.lack("rl", f"it yet; expected one of {', '.join(_PREFERENCES)}, or none")
+    if loss == "kto":
+        read_unpaired_preferences(values, reference="base" if has_adapters else "copy")
+        return
     is_compared = loss != "orpo" and not values.flag("precompute_ref_log_probs")
     reference = ("base" if has_adapters else "copy") if is_compared else None
     read_preferences(values, str(loss).upper(), reference=reference)
@@ -157,7 +168,8 @@ def _read_checkpointing(values: FileValues) -> None:
     adapters true keeps all activations there, and recomputes none (`_apply_activation_checkpointing` in
     loaders/model.py). `gradient_checkpointing: offload` is both as true
     (`check_gradient_checkpointing_w_offload` in utils/schemas/validation.py). In releases that knew `unsloth`
-    it was what "legacy" is now.
+    it was what "legacy" is now. Checkpoints are reentrant where the file does not say, except with `rl` and
+    for Gemma 4 (`normalize_config` in utils/config/__init__.py).
     """
     word = str(values.get("gradient_checkpointing", "")).lower()
     if word == "offload_disk":
@@ -177,8 +189,11 @@ def _read_checkpointing(values: FileValues) -> None:
     elif offloading not in ("false", "no", "none", ""):
         raise values.lack("gradient_checkpointing" if is_offload else "activation_offloading", _ALL_ON_HOST)
     arguments = values.table("gradient_checkpointing_kwargs")
-    if arguments.get("use_reentrant") and (is_offload or values.flag("gradient_checkpointing")):
-        values.file.settings["training.checkpoint_is_reentrant"] = True
+    is_open = not values.has("gradient_checkpointing_kwargs") and not values.has("rl")
+    is_gemma_4 = "gemma-4" in str(values.get("base_model", "")).lower()
+    is_reentrant = (is_open or arguments.get("use_reentrant")) and not is_gemma_4
+    if is_reentrant and (is_offload or values.flag("gradient_checkpointing")):
+        values.put("training.checkpoint_is_reentrant", True, "gradient_checkpointing_kwargs")
 
 
 def _read_strategy(values: FileValues) -> None:
@@ -288,6 +303,14 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
         settings["training.lora.layers"] = list(layers) if isinstance(layers, list) else [layers]
     if ranks := values.table("lora_rank_pattern"):
         settings["training.lora.rank_pattern"] = dict(ranks)
+    has_kernels = any(values.has(key) for key in _ADAPTER_KERNELS)
+    is_plain = not (values.has("rl") or values.flag("trust_remote_code") or values.flag("load_in_8bit"))
+    if is_plain and not has_kernels and settings["strategy.kind"] != "fsdp1":
+        # `check_auto_enable_lora_kernels` in utils/schemas/config.py
+        values.file.note(
+            f"{', '.join(_ADAPTER_KERNELS)}: axolotl switches its fused adapters on where the file does not "
+            "say; simulated as PEFT's, which read and keep more"
+        )
     if is_quantised:
         double = values.table("bnb_config_kwargs").get("bnb_4bit_use_double_quant", True)
         write_quantisation(values, double=bool(double))

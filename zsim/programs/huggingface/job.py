@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zsim.specs.experiment.training.software import NEWEST
 from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.training_file import TrainingFile
 
 # The experiment's value for each, "" for one that it leaves open: torch's own choice.
 _KERNELS = {
@@ -61,8 +63,14 @@ def read_checkpointing(values: FileValues, *, default: bool = False) -> None:
     if arguments.get("offload") and values.flag("gradient_checkpointing", default):
         # torch's `save_on_cpu` with pinned memory around every checkpoint (transformers 5.17, #48444)
         values.put("training.checkpoint_offload", "pinned", "gradient_checkpointing_kwargs")
-    if arguments.get("use_reentrant") and (values.flag("gradient_checkpointing", default)):
-        values.put("training.checkpoint_is_reentrant", True, "gradient_checkpointing_kwargs")
+    if "use_reentrant" in arguments and values.flag("gradient_checkpointing", default):
+        is_reentrant = bool(arguments["use_reentrant"])
+        values.put("training.checkpoint_is_reentrant", is_reentrant, "gradient_checkpointing_kwargs")
+
+
+def write_release(values: FileValues, release: str = NEWEST) -> None:
+    """Write which release of transformers runs, so that loss, experts and checkpoints are of one."""
+    values.file.defaults["training.software"] = f"transformers {release}"
 
 
 def read_liger(values: FileValues, key: str = "use_liger_kernel") -> None:
@@ -128,15 +136,35 @@ def read_preferences(values: FileValues, loss: str, *, reference: str | None) ->
     file, key = values.file, "training.micro_batch_size"
     table = file.settings if key in file.settings else file.defaults
     table[key] = 2 * table[key]
+    _ask_reference(file, reference)
+    file.note(
+        f"{loss}: a row of the batch is two sequences, chosen and rejected, each taken at its longest; the "
+        "loss is simulated as one that keeps all logits"
+    )
+
+
+def read_unpaired_preferences(values: FileValues, *, reference: str) -> None:
+    """Turn a job into one of KTO: rows of one sequence, and three forwards without gradients, of mismatched
+    pairs by the model and of both by the reference. `apo_zero_unpaired` asks the reference alone.
+    """
+    if values.flag("precompute_ref_log_probs"):
+        raise values.lack("precompute_ref_log_probs", "KTO whose reference has run before")
+    _ask_reference(values.file, reference)
+    if values.get("loss_type") != "apo_zero_unpaired":
+        values.file.settings["training.reference_forwards"] = 3
+    values.file.note(
+        "KTO: mismatched pairs are asked for as well, each taken at its longest; the loss is simulated as "
+        "one that keeps all logits"
+    )
+
+
+def _ask_reference(file: TrainingFile, reference: str | None) -> None:
+    """Write a reference, and a loss of log-probabilities of all logits."""
     if reference is not None:
         file.settings["training.reference"] = reference
     for losses in (file.settings, file.defaults):
         losses.pop("training.cross_entropy", None)
     file.settings["training.cross_entropy"] = "eager"
-    file.note(
-        f"{loss}: a row of the batch is two sequences, chosen and rejected, each taken at its longest; the "
-        "loss is simulated as one that keeps all logits"
-    )
 
 
 def read_labels(values: FileValues, labels: int, *, has_adapters: bool) -> None:

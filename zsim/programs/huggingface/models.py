@@ -12,6 +12,7 @@ in bf16.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model import hub_names
 from zsim.specs.model.hub_names import hub_id_of_path, missing_model
 from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import Module
 
 _QUANTISED = re.compile(
     r"gptq|awq|aqlm|hqq|eetq|exl2|int4|int8|w4a16|fp8|nvfp4|mxfp4|[-_](bnb|nf4)", re.IGNORECASE
@@ -74,14 +76,19 @@ def freeze_tower(values: FileValues, *, tower: bool, projector: bool, is_full: b
     model = load_model(name) if isinstance(name, str) else None
     if model is None or model.tower is None:
         return
-    first = [module.name for module in model.tower.before if module.parameters]
-    last = [module.name for module in model.tower.after if module.parameters]
+    first, last = _names_of_weights(model.tower.before), _names_of_weights(model.tower.after)
     names = [*([*first, model.tower.block_prefix] if tower else ()), *(last if projector else ())]
     settings = values.file.settings
     if names and is_full:
         settings["training.frozen"] = [*settings.get("training.frozen", ()), *names]
     elif names:
         settings["training.lora.exclude"] = "|".join(f"{re.escape(part)}(\\..*)?" for part in names)
+
+
+def _names_of_weights(modules: Iterable[Module]) -> list[str]:
+    """The modules that have parameters, or those of their parameters that a module around them registers."""
+    paths = [(module.name, module.path_of(weight)) for module in modules for weight in module.parameters]
+    return [*dict.fromkeys(name if path.startswith(f"{name}.") else path for name, path in paths)]
 
 
 def weights_type(values: FileValues, *keys: str) -> str:

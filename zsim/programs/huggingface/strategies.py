@@ -54,7 +54,7 @@ def _read_ddp(values: FileValues) -> None:
     if values.has("fsdp_config"):
         values.file.note("fsdp_config: no effect without fsdp, so the strategy is DDP")
         return
-    values.file.note(NO_ENGINE)
+    values.file.note(NO_ENGINE, is_first=True)
 
 
 def _read_deepspeed(values: FileValues, presets: Mapping[str, Mapping[str, Any]]) -> None:

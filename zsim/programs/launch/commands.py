@@ -22,7 +22,7 @@ from zsim.specs.formats.program import ProgramSource
 TRAINERS: Mapping[str, tuple[str, ...]] = {
     "swift": ("sft", "pt", "rlhf"),
     "megatron": ("sft", "pt", "rlhf"),
-    "llamafactory-cli": ("train",),
+    "llamafactory-cli": ("train", "sft", "dpo", "rm"),
     "axolotl": ("train",),
     "trl": ("sft", "dpo", "kto", "grpo", "reward", "rloo"),
     "litgpt": ("finetune", "finetune_full", "finetune_lora", "pretrain"),

@@ -6,7 +6,6 @@ transformers 5.23 (`training_args.py`: a plugin of the launcher is kept unless t
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,7 +19,6 @@ from zsim.programs.huggingface.models import write_types
 from zsim.programs.huggingface.strategies import NO_ENGINE
 from zsim.programs.launch.commands import TRAINERS, Launch, flag_values
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
-from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
 from zsim.programs.trl.program import PROGRAM as TRL
@@ -31,7 +29,6 @@ from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.hub_names import preset_of
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
 _LENGTH = "model_max_length"  # of scripts after Stanford Alpaca's, which cut and pad to it
@@ -43,18 +40,14 @@ _TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
     ("llama_factory", LLAMA_FACTORY),
     ("swift", MS_SWIFT),
 )
+# Launchers of one program.
+_TRAINERS: Mapping[str, TrainingProgram] = {"trl": TRL, "swift": MS_SWIFT, "megatron": MS_SWIFT}
 # Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
 _GPU_OPTIONS = ("nproc_per_node", "num_gpus")
-_FLAG_MARKS = (
-    "per_device_train_batch_size",
-    "output_dir",
-    "gradient_checkpointing",
-    "learning_rate",
-    "model_name_or_path",
-)
+_FLAG_MARKS = ("per_device_train_batch_size", "gradient_checkpointing", "learning_rate", "do_train")
 # accelerate launch: flags of sections of its file.
 _SECTIONS = {
     "deepspeed_config": (
@@ -66,20 +59,6 @@ _SECTIONS = {
     ),
 }  # fmt: skip
 _TOP_FLAGS = ("mixed_precision", "num_machines", "num_processes", "dynamo_backend")
-_MEGATRON_DEFAULTS = {
-    "sequence_parallel": False, "use_distributed_optimizer": True, "recompute_granularity": "selective",
-    "attention_backend": "flash", "cross_entropy_loss_fusion": True,
-}  # fmt: skip
-_MEGATRON_IDLE = (
-    "model", "load", "save", "dataset", "max_length", "tuner_type", "train_type", "torch_dtype", "use_hf",
-    "seed",
-    "load_safetensors", "save_safetensors", "finetune", "lr", "min_lr", "lr_warmup_fraction", "max_epochs",
-    "num_workers",
-    "dataset_num_proc", "eval_interval", "save_interval", "split_dataset_ratio", "no_save_optim",
-    "no_save_rng", "packing",
-    "model_author", "model_name", "log_interval", "train_iters", "output_dir", "num_train_epochs",
-    "deepspeed",
-)  # fmt: skip
 
 
 def read_launch(launch: Launch) -> TrainingFile:
@@ -94,7 +73,7 @@ def read_launch(launch: Launch) -> TrainingFile:
         raise InputError(
             f"{launch.where}: {launch.launcher} {launch.target} trains nothing; expected {expected}"
         )
-    file = _megatron_swift(launch) if launch.launcher == "megatron" else _started(launch)
+    file = _started(launch)
     if launch.launcher == "accelerate":
         _add_accelerate(file, launch)
     else:
@@ -121,16 +100,15 @@ def _started(launch: Launch) -> TrainingFile:
     program: TrainingProgram | None = next(
         (owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None
     )
-    if launch.launcher == "trl":
-        program = TRL
+    if launch.launcher in _TRAINERS:
+        program = _TRAINERS[launch.launcher]
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
     if program is None:
         program = _owner(values)
     if program is None:
         return _own_script(launch, values)
-    if launch.launcher == "swift" and launch.target == "rlhf":
-        values.setdefault("rlhf_type", "dpo")
+    values = {**_defaults(launch), **values}
     length = values.pop(_LENGTH, None)
     file = _read_flags(launch, program, values)
     if isinstance(length, int) and length > 0:
@@ -179,7 +157,7 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
 
 def _reader(program: TrainingProgram) -> Reader:
     """The function that reads values by key of a program."""
-    module = importlib.import_module(f"{type(program).__module__.rpartition('.')[0]}.read")
+    module = program.reading_module()
     reader: Reader = getattr(module, "read_arguments", None) or module.read_values
     return reader
 
@@ -209,7 +187,7 @@ def _read_named_file(
         return owner.read_changed(source, changes)
     if not owner.file_nouns or owner.is_script:
         return owner.read(source)
-    return _reader(owner)(str(path), change_values(load_table(path), changes))
+    return _reader(owner)(str(path), change_values({**_defaults(launch), **load_table(path)}, changes))
 
 
 def _named_file(launch: Launch, config: str) -> Path:
@@ -235,6 +213,16 @@ def _assignments(words: Iterable[str]) -> dict[str, Any]:
         else:
             changes[key] = None if value in ("null", "None") else _typed(value.strip("'\""))
     return changes
+
+
+def _defaults(launch: Launch) -> Mapping[str, Any]:
+    """The values that the word behind a program stands for, where its file and flags say none."""
+    if launch.launcher == "llamafactory-cli" and launch.target != "train":
+        return {"stage": launch.target}
+    loss = (
+        {"rlhf_type": "dpo"} if _TRAINERS.get(launch.launcher) is MS_SWIFT and launch.target == "rlhf" else {}
+    )
+    return {**loss, "micro_batch_size": 1} if launch.launcher == "megatron" else loss
 
 
 def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
@@ -282,7 +270,10 @@ def _add_machines(file: TrainingFile, launch: Launch) -> None:
         file.settings |= {"nodes": nodes, "gpus": nodes * gpus}
     elif nodes and nodes > 1:
         file.settings["nodes"] = nodes
-    if launch.launcher in ("python", "python3", "trl", "axolotl", "swift") and "gpus" not in file.settings:
+    if (
+        launch.launcher in ("python", "python3", "trl", "axolotl", "swift", "megatron")
+        and "gpus" not in file.settings
+    ):
         file.note("the command says no number of GPUs: --gpus or --nodes gives it")
 
 
@@ -339,40 +330,3 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
 
 def _typed(value: Any) -> Any:
     return flag_values(["--flag", value], "")[1]["flag"] if isinstance(value, str) else value
-
-
-def _megatron_swift(launch: Launch) -> TrainingFile:
-    """ms-swift's Megatron, whose flags are fields of Megatron-Core's configurations.
-
-    Read in ms-swift 4.6.0.dev0 (3602360a), megatron/arguments/megatron_args.py.
-    """
-    _, values = flag_values(launch.words, launch.where)
-    file = TrainingFile(launch.where, program="megatron")
-    kind = values.get("tuner_type", values.get("train_type", "full"))
-    if kind != "full":
-        raise NotSimulatedError(
-            f"{launch.where}: --tuner_type {kind}: zsim does not simulate Megatron's adapters of ms-swift"
-        )
-    for key, usual in (("rlhf_type", ()), ("task_type", ("causal_lm",)), ("teacher_model", ())):
-        if key in values and values[key] not in usual:
-            raise NotSimulatedError(
-                f"{launch.where}: --{key} {values[key]}: zsim does not simulate it with Megatron-SWIFT; "
-                "expected megatron sft or pt of a language model"
-            )
-    if not isinstance(values.get("micro_batch_size", 1), int) or not isinstance(
-        values.get("max_length", 1), int
-    ):
-        raise InputError(f"{launch.where}: --micro_batch_size, --max_length: expected whole numbers")
-    file.settings["training.micro_batch_size"] = values.pop("micro_batch_size", 1)
-    size = values.pop("global_batch_size", 16)
-    file.global_batch_size = size if isinstance(size, int) else None
-    if "max_length" in values:
-        file.settings["training.sequence_length"] = values["max_length"]
-    for key in ("model", "load"):
-        if isinstance(name := values.get(key), str) and (preset := preset_of(name)) is not None:
-            file.defaults["model"] = preset
-    if values.get("packing"):
-        file.note("--packing: sequences are simulated as full, of the longest length")
-    fields = {key: value for key, value in values.items() if key not in _MEGATRON_IDLE}
-    read_fields(file, {**_MEGATRON_DEFAULTS, **fields, "bf16": True})
-    return file

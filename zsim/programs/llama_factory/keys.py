@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.programs.huggingface.adapters import AdapterKeys
-from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, SILENT_ARGUMENTS
+from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, CLIPPING, SILENT_ARGUMENTS
 from zsim.programs.trainer.keys import CONFIG_MAPPINGS as TRAINER_MAPPINGS
 from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program_key import ProgramKey
@@ -17,7 +17,7 @@ ADAPTERS = AdapterKeys(
 
 _READ = (
     ProgramKey("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
-    ProgramKey("stage", str, "pt, sft or dpo; others are refused by name", "training.reference"),
+    ProgramKey("stage", str, "pt, sft, dpo or kto; others are refused by name", "training.reference"),
     ProgramKey(
         "pref_loss", str, "the loss of stage dpo; orpo and simpo have no reference", "training.reference"
     ),
@@ -83,22 +83,12 @@ _REFUSED = (
     ("shift_attn", "shifted sparse attention"),
     ("fp8", 'products in fp8 of LLaMA-Factory; expected training.precision = "fp8"'),
     ("freeze_language_model", "a language model that is not trained"),
-    ("use_v1_kernels", "LLaMA-Factory's own kernels"),
 )
 _MEGATRON = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
     "context_parallel_size", "use_distributed_optimizer", "sequence_parallel",
     "virtual_pipeline_model_parallel_size",
 )  # fmt: skip
-_NEW_ENGINE = (
-    "dist_config",
-    "model_class",
-    "peft_config",
-    "kernel_config",
-    "train_dataset",
-    "init_config",
-    "optim_config",
-)
 _NOTED = (
     ("upcast_layernorm", "norms in fp32"),
     ("upcast_lmhead_output", "logits in fp32"),
@@ -127,10 +117,6 @@ KEYS: Mapping[str, ProgramKey] = {
                 )
                 for name in _MEGATRON
             ),
-            *(
-                ProgramKey(name, (str, dict), "the engine of LLaMA-Factory's v1 files", treatment="refused")
-                for name in _NEW_ENGINE
-            ),
             ProgramKey("use_asft_loss", bool, "ASFT, which asks a reference model", treatment="refused"),
             *(ProgramKey(name, (bool, str, dict), meaning, treatment="noted") for name, meaning in _NOTED),
         )
@@ -146,7 +132,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     loraplus_lr_embedding pissa_iter pissa_convert new_special_tokens_config init_special_tokens
     split_special_tokens use_fast_tokenizer offload_folder use_kv_cache infer_dtype
     print_param_status plot_loss disable_shuffling early_stopping_steps use_swanlab
-    asft_alpha eaft_alpha rope_scaling
+    asft_alpha eaft_alpha rope_scaling use_v1_kernels
     quantization_device_map packing_mode kt_config use_audio_in_video crop_to_patches
     image_do_pan_and_scan pref_beta pref_ftx pref_bco_weight simpo_gamma
     """,
@@ -167,3 +153,51 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     "freeze_extra",
 )
 CONFIG_MAPPINGS = TRAINER_MAPPINGS
+
+# Keys that files of the newer engine alone have (v1/config/).
+ENGINE_MARKS = (
+    "dist_config", "model_class", "peft_config", "kernel_config", "train_dataset", "init_config",
+    "optim_config", "quant_config",
+)  # fmt: skip
+ENGINE_ADAPTERS = AdapterKeys(
+    "r", 8, "lora_alpha", 16, "lora_dropout", 0.05, "target_modules", "modules_to_save"
+)
+ENGINE_KEYS: Mapping[str, ProgramKey] = {
+    key.key: key
+    for key in (
+        CLIPPING,
+        ProgramKey("model", str, "the model, as an id of the Hub or a folder", "model"),
+        ProgramKey("stage", str, "the word of the command: sft, dpo or rm", "training.reference"),
+        ProgramKey("micro_batch_size", int, "sequences of a micro-batch", "training.micro_batch_size"),
+        ProgramKey("global_batch_size", int, "sequences of a step, of all ranks"),
+        ProgramKey("cutoff_len", int, "tokens of a sequence", "training.sequence_length"),
+        ProgramKey("num_train_epochs", int, "passes over a data set whose size is said", "cost.epochs"),
+        ProgramKey("max_steps", int, "steps of a run"),
+        ProgramKey(
+            "enable_activation_checkpointing", bool, "whether backward computes every block again",
+            "training.activation_checkpointing",
+        ),
+        ProgramKey("flash_attn", str, "the kernels of attention", "training.attention"),
+        ProgramKey("bf16", bool, "whether parameters are gathered in bf16", "training.precision"),
+        ProgramKey("dist_config", dict, "the plugin that shards: fsdp2, deepspeed or none", "strategy.kind"),
+        ProgramKey("deepspeed", (str, dict), "DeepSpeed's JSON", "strategy.config"),
+        ProgramKey("mp_replicate_size", int, "replicas of the sharded model", "strategy.replicate"),
+        ProgramKey("cp_size", int, "ranks that share a sequence", "parallelism.context"),
+        ProgramKey("cp_mode", str, "how they do", treatment="refused", neutral=("ulysses",)),
+        ProgramKey("peft_config", dict, "adapters", "training.lora"),
+        ProgramKey("quant_config", dict, "frozen weights in 4 or 8 bits", "training.lora.quantized"),
+        ProgramKey("kernel_config", dict, "kernels; auto is none on GPUs", "training.liger"),
+        ProgramKey("optim_config", dict, "the optimizer", "training.optimizer"),
+        ProgramKey("pref_loss", str, "the loss of dpo", "training.reference"),
+        ProgramKey(
+            "batching_strategy", str, "batches without padding, or of about as many tokens",
+            treatment="noted", neutral=("normal",),
+        ),
+    )
+}  # fmt: skip
+ENGINE_SILENT = SILENT | silent_keys(
+    """
+    model_class init_config train_dataset batching_workers dp_size mp_shard_size dist_timeout save_epochs
+    lr_scheduler_config sample_backend max_new_tokens custom_chat_template ld_alpha dpo_label_smoothing
+    """
+)

@@ -28,11 +28,14 @@ from zsim.programs.huggingface.job import (
     read_liger,
     read_preferences,
     read_synchronisation,
+    read_unpaired_preferences,
+    write_release,
 )
 from zsim.programs.huggingface.models import freeze_tower, read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
-from zsim.programs.llama_factory.keys import ADAPTERS, KEYS, RELEASE, SILENT
+from zsim.programs.llama_factory.engine import read_engine
+from zsim.programs.llama_factory.keys import ADAPTERS, ENGINE_MARKS, KEYS, RELEASE, SILENT
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
@@ -40,7 +43,6 @@ from zsim.specs.formats.training_file import TrainingFile
 _STAGES = {
     "rm": "reward models, whose head has one output (stage: rm), yet; expected stage pt, sft or dpo",
     "ppo": "PPO, whose step has rollouts and four models (stage: ppo), yet; expected stage pt, sft or dpo",
-    "kto": "KTO, whose step asks a reference model (stage: kto), yet; expected stage pt, sft or dpo",
 }
 _TYPES = {
     "freeze": "training of some layers (finetuning_type: freeze); expected lora or full, and training.frozen",
@@ -60,6 +62,8 @@ def read_llama_factory(path: str) -> TrainingFile:
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in LLaMA-Factory's values by key, of a file or a command line called `name`."""
+    if any(data.get(mark) is not None for mark in ENGINE_MARKS):
+        return read_engine(name, data)
     file = TrainingFile(name, program="llama-factory")
     values = FileValues(file, data, KEYS, SILENT, "LLaMA-Factory")
     _check_purpose(values)
@@ -94,8 +98,9 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         projector=values.flag("freeze_multi_modal_projector", True) or not is_full,
         is_full=is_full,
     )
-    if values.get("stage") == "dpo":
+    if values.get("stage") in ("dpo", "kto"):
         _read_preferences(values, is_full=is_full)
+    write_release(values)
     values.finish(RELEASE)
     return file
 
@@ -113,21 +118,27 @@ def _check_purpose(values: FileValues) -> None:
             "expected a file "
             "of a training"
         )
-    stage = values.choose("stage", "sft", ("pt", "sft", "dpo", *_STAGES))
+    stage = values.choose("stage", "sft", ("pt", "sft", "dpo", "kto", *_STAGES))
     if stage in _STAGES:
         raise values.lack("stage", _STAGES[stage])
 
 
 def _read_preferences(values: FileValues, *, is_full: bool) -> None:
-    """Read stage dpo. Its reference is a copy in 16 bits, or the base of the adapters."""
+    """Read stages dpo and kto. Their reference is a copy in 16 bits, or the base of the adapters."""
     loss = str(values.get("pref_loss", "sigmoid"))
     if values.has("ref_model"):
         raise values.lack("ref_model", "another model than the trained one as the reference")
-    reference = None if loss in ("orpo", "simpo") else "copy" if is_full else "base"
+    is_unpaired = values.get("stage") == "kto"
+    reference: str | None = "copy" if is_full else "base"
+    if not is_unpaired and loss in ("orpo", "simpo"):
+        reference = None
     precision = values.file.settings["training.precision"]
     if reference == "copy" and precision != "fp32" and values.file.settings["strategy.kind"] == "ddp":
         values.file.settings["training.frozen_dtype"] = precision
-    read_preferences(values, f"stage dpo ({loss})", reference=reference)
+    if reference is not None and is_unpaired:
+        read_unpaired_preferences(values, reference=reference)
+    else:
+        read_preferences(values, f"stage dpo ({loss})", reference=reference)
 
 
 def _is_full(values: FileValues) -> bool:

@@ -26,7 +26,7 @@ _READ = (
     ProgramKey("train_type", str, "the same, in older files"),
     ProgramKey("sft_type", str, "the same, in older files"),
     ProgramKey(
-        "rlhf_type", str, "dpo, orpo, cpo, simpo, rm or grpo; others are refused", "training.reference"
+        "rlhf_type", str, "dpo, kto, orpo, cpo, simpo, rm or grpo; others are refused", "training.reference"
     ),
     ProgramKey("num_generations", int, "GRPO: completions of a prompt", "rl.samples_per_prompt"),
     ProgramKey("max_completion_length", int, "GRPO: tokens of a completion", "rl.lengths.max_response"),
@@ -111,9 +111,6 @@ _REFUSED = (
     ),
     ("freeze_llm", "a language model that is frozen beside its towers"),
     ("optimizer", "an optimizer of ms-swift's own"),
-    ("tensor_model_parallel_size", 'Megatron-SWIFT (megatron sft); expected strategy "megatron"'),
-    ("micro_batch_size", 'Megatron-SWIFT (megatron sft); expected strategy "megatron"'),
-    ("global_batch_size", 'Megatron-SWIFT (megatron sft); expected strategy "megatron"'),
     ("sampler_type", "sampling (swift sample), which trains nothing"),
     ("sampler_engine", "sampling (swift sample), which trains nothing"),
     ("teacher_model", "distillation from a teacher"),
@@ -194,3 +191,60 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     "adam_",
 )
 CONFIG_MAPPINGS = TRAINER_MAPPINGS
+
+# Marks of the files that `megatron sft` takes (megatron/arguments/megatron_args.py).
+MEGATRON_MARKS = ("micro_batch_size", "global_batch_size", "tensor_model_parallel_size")
+_OF_ADAPTERS = (
+    *TUNER_KEYS, "lora_rank", "lora_alpha", "lora_dropout", "target_modules", "target_regex",
+    "modules_to_save", "freeze_vit", "freeze_aligner",
+)  # fmt: skip
+_OF_DATA = (
+    "model", "torch_dtype", "max_length", "packing", "packing_length", "rlhf_type", "task_type", "num_labels",
+    "num_generations", "max_completion_length",
+)  # fmt: skip
+_NOT_OF_MEGATRON = (
+    "ref_model", "reward_model", "teacher_model", "freeze_llm", "freeze_parameters_ratio",
+    "freeze_parameters_regex", "trainable_parameters", "trainable_parameters_regex",
+)  # fmt: skip
+MEGATRON_KEYS: Mapping[str, ProgramKey] = {
+    **{name: KEYS[name] for name in (*_OF_ADAPTERS, *_OF_DATA)},
+    **{
+        name: replace(KEYS[name], type=(bool, str, list), treatment="refused", neutral=(0, 0.0))
+        for name in _NOT_OF_MEGATRON
+    },
+    **{
+        key.key: key
+        for key in (
+            ProgramKey("load", str, "the model's weights"),
+            ProgramKey("micro_batch_size", int, "sequences of a micro-batch", "training.micro_batch_size"),
+            ProgramKey("global_batch_size", int, "sequences of a step, of all ranks"),
+            ProgramKey("num_train_epochs", int, "passes over a data set whose size is said", "cost.epochs"),
+            ProgramKey("train_iters", int, "steps of a run"),
+            ProgramKey("freeze_parameters", list, "parameters that are not trained", treatment="refused"),
+            ProgramKey("lora_bias", str, "biases that are trained", treatment="refused", neutral=("none",)),
+            ProgramKey("teacher_model_server", str, "distillation from a teacher", treatment="refused"),
+            ProgramKey("enable_dft_loss", bool, "another loss", treatment="noted"),
+            ProgramKey("enable_channel_loss", bool, "losses by channel", treatment="noted"),
+            ProgramKey("padding_free", bool, "batches without padding", treatment="noted", neutral=(True,)),
+            ProgramKey("new_special_tokens", (str, list), "a larger vocabulary", treatment="noted"),
+            ProgramKey("megatron_extra_kwargs", (str, dict), "fields of one's own", treatment="noted"),
+            ProgramKey("vit_gradient_checkpointing", bool, "checkpoints of the tower", treatment="noted"),
+            ProgramKey("router_replay_mode", str, "routes of the rollout", treatment="noted",
+                       neutral=("disabled",)),
+        )
+    },
+}  # fmt: skip
+MEGATRON_SILENT = SILENT | silent_keys(
+    """
+    save use_hf seed load_safetensors save_safetensors finetune lr min_lr lr_warmup_fraction
+    lr_warmup_iters num_workers no_save_optim no_save_rng no_load_optim no_load_rng output_dir
+    eval_interval save_interval log_interval deepspeed dataloader_num_workers async_save
+    bridge_backend mcore_model mcore_adapter mcore_ref_model perform_initialization use_vllm use_ray
+    f_divergence_type calculate_KL save_total_limit beta loss_type model_type add_bos rollout device_groups
+    offload_model offload_optimizer offload_bridge sleep_level steps_per_generation generation_batch_size
+    num_iterations advantage_estimator async_generate reference_free center_rewards_coefficient
+    desirable_weight undesirable_weight nccl_comm_warmup vit_attn_impl weight_decay
+    """,
+    "lr_",
+    "muon_scale",
+)

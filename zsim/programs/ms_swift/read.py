@@ -25,11 +25,14 @@ from zsim.programs.huggingface.job import (
     read_preferences,
     read_rewards,
     read_synchronisation,
+    read_unpaired_preferences,
+    write_release,
 )
 from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
-from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, RELEASE, SILENT, TUNER_KEYS
+from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, MEGATRON_MARKS, RELEASE, SILENT, TUNER_KEYS
+from zsim.programs.ms_swift.megatron import read_megatron
 from zsim.programs.ms_swift.rollout import read_rollout
 from zsim.specs.formats.config_file import load_file, read_file
 from zsim.specs.formats.file_values import FileValues
@@ -98,6 +101,8 @@ def read_ms_swift(path: str) -> TrainingFile:
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in ms-swift's values by key, of a file or a command line called `name`."""
+    if any(data.get(mark) is not None for mark in MEGATRON_MARKS):
+        return read_megatron(name, data)
     file = TrainingFile(name, program="ms-swift")
     values = FileValues(file, _expand_sharding(name, data), KEYS, SILENT, "ms-swift")
     values.refuse()
@@ -117,6 +122,9 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if not is_grpo:
         _read_length(values)
     read_strategy(values, ZERO_FILES)
+    if not values.has("gradient_checkpointing_kwargs") and file.settings["strategy.kind"] != "ddp":
+        # trainers/mixin.py `_fix_gradient_checkpointing`
+        file.defaults["training.checkpoint_is_reentrant"] = values.flag("gradient_checkpointing", True)
     _change_json(values)
     read_optimizer(values, "optim")
     read_synchronisation(values)
@@ -137,6 +145,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     else:
         _read_preferences(values, is_full=is_full)
     _read_task(values, is_full=is_full)
+    write_release(values)
     values.finish(RELEASE)
     return file
 
@@ -178,9 +187,12 @@ def _read_preferences(values: FileValues, *, is_full: bool) -> None:
     if loss == "rm":
         read_rewards(values, has_adapters=not is_full)
         return
-    if loss not in ("dpo", "orpo", "cpo", "simpo"):
+    if loss == "kto" and not values.has("ref_model"):
+        read_unpaired_preferences(values, reference="copy" if is_full else "base")
+        return
+    if loss not in ("dpo", "orpo", "cpo", "simpo", "kto"):
         raise values.lack(
-            "rlhf_type", "it (swift rlhf) yet; expected one of dpo, orpo, cpo, simpo, rm, grpo, or none"
+            "rlhf_type", "it (swift rlhf) yet; expected one of dpo, kto, orpo, cpo, simpo, rm, grpo, or none"
         )
     if values.has("ref_model"):
         raise values.lack("ref_model", "another model than the trained one as the reference")

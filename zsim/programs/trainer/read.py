@@ -16,6 +16,7 @@ from zsim.programs.huggingface.job import (
     read_checkpointing,
     read_liger,
     read_synchronisation,
+    write_release,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
@@ -54,5 +55,6 @@ def read_arguments(name: str, data: Mapping[str, Any]) -> TrainingFile:
     write_types(
         values.file, precision_of(values), weights_type(values, "dtype", "torch_dtype"), has_adapters=False
     )
+    write_release(values)
     values.finish("transformers 5.23")
     return file

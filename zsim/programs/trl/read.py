@@ -21,6 +21,8 @@ from zsim.programs.huggingface.job import (
     read_preferences,
     read_rewards,
     read_synchronisation,
+    read_unpaired_preferences,
+    write_release,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
@@ -28,6 +30,7 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.trl.rollout import ROLLOUTS, read_lengths, read_rollout
+from zsim.specs.experiment.training.software import LAST_OF_MODULES, NEWEST
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
@@ -99,10 +102,13 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
         if trainer == "dpo" and not values.flag("precompute_ref_log_probs"):
             reference = "base" if has_adapters else "copy"
         read_preferences(values, PREFERENCES[trainer], reference=reference)
+    if trainer == "kto":
+        read_unpaired_preferences(values, reference="base" if has_adapters else "copy")
     if trainer == "reward":
         read_rewards(values, has_adapters=has_adapters)
     if has_rollout:
         read_rollout(values, trainer)
+    write_release(values, LAST_OF_MODULES if _is_older(values) else NEWEST)
     values.finish(RELEASE)
     return file
 
@@ -131,23 +137,21 @@ def trainer_of(values: FileValues) -> str:
 
 _STEPS = {
     "ppo": "PPO, whose step has rollouts and four models",
-    "kto": "KTO, whose step has forwards of a reference model and of mismatched pairs",
 }
 
 
 def _refuse_trainer(values: FileValues, trainer: str) -> None:
     if trainer in _STEPS:
-        marks = (*trl_keys.PPO_MARKS, *trl_keys.KTO_MARKS)
-        key = next((mark for mark in marks if values.has(mark)), "loss_type")
+        key = next((mark for mark in trl_keys.PPO_MARKS if values.has(mark)), "loss_type")
         raise values.lack(
-            key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, ORPO, CPO, GRPO or rewards"
+            key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, KTO, ORPO, CPO, GRPO or rewards"
         )
 
 
 def _read_loss(values: FileValues) -> None:
     """Read the loss of SFT, which TRL 1.10 takes in chunks where the file does not say."""
     loss = values.get("loss_type")
-    if values.flag("use_liger_kernel") or any(values.has(key) for key in ("torch_dtype", "max_seq_length")):
+    if values.flag("use_liger_kernel") or _is_older(values):
         return  # Liger has one of its own, and older releases log no entropy
     if loss not in (None, "chunked_nll"):
         values.choose("loss_type", "nll", ("nll", "dft", "chunked_nll"))
@@ -159,6 +163,11 @@ def _read_loss(values: FileValues) -> None:
             "loss_type: taken as chunked_nll, TRL 1.10's default; releases from 0.20 to 1.9 keep all logits: "
             'training.cross_entropy = "trl"'
         )
+
+
+def _is_older(values: FileValues) -> bool:
+    """Whether a file is of a release that ran on transformers 4."""
+    return values.has("torch_dtype") or values.has("max_seq_length")
 
 
 def _read_length(values: FileValues) -> None:

@@ -35,8 +35,11 @@ def breakdown_table(report: Report, *, is_full: bool = True) -> ResultTable:
     return ResultTable("Where the step goes", columns_of("", "time", "share", ""), rows)
 
 
-def memory_table(report: Report, device: str) -> ResultTable:
-    """The memory of a kind of device by category: each one's own maximum, and what it holds at the peak."""
+def memory_table(report: Report, device: str, *, has_allocator: bool = True) -> ResultTable:
+    """The memory of a kind of device by category: each one's own maximum, and what it holds at the peak.
+
+    `has_allocator` says whether torch's own two figures stand below it, which the verdict has as well.
+    """
     peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
     scale = max(capacity or 0, peak.total)
     rows: list[tuple[Cell, ...]] = []
@@ -66,7 +69,7 @@ def memory_table(report: Report, device: str) -> ResultTable:
         add("aside", "of it page-locked", format_bytes(pinned), "", "")
     if capacity:
         add("aside", "capacity", "", format_bytes(capacity), Bar(capacity / scale))
-    if device == "gpu" and report.allocator is not None:
+    if device == "gpu" and report.allocator is not None and has_allocator:
         row = report.allocator
         limit_text = f"of {format_bytes(row.limit_bytes)}"
         add("aside", "allocated by torch", "", format_bytes(allocated_bytes(report)), "")

@@ -128,6 +128,8 @@ def merge_training_file(
         file.note(f"written for {description}; the experiment's model is simulated")
     for dotted, value in file.settings.items():
         _fill(merged, dotted, value, remaining_overrides, f"{origin}: {dotted}", file.name)
+    if remaining_overrides.get("strategy.kind") not in (None, file.settings.get("strategy.kind")):
+        file.defaults.pop("training.software", None)  # of the strategy that the file says
     for dotted, value in file.defaults.items():
         _fill(merged, dotted, value, remaining_overrides)
     if file.epochs is not None and _has_length(merged.get("cost"), remaining_overrides):

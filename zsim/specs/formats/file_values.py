@@ -186,14 +186,15 @@ class FileValues:
             if key.treatment == "noted" and not key.is_neutral(self.values.get(name))
         ]
         if noted:
-            self.file.note(f"left out, though a step depends on it: {', '.join(noted)}")
+            self.file.note(f"left out, though a step depends on it: {', '.join(noted)}", is_first=True)
         unread = [
             name
             for name, value in self.values.items()
             if name not in self.keys and name not in self.silent and not _is_empty(value)
         ]
         if unread:
-            self.file.note(f"not read, since zsim does not know what they do: {', '.join(unread)}")
+            words = ", ".join(unread)
+            self.file.note(f"not read, since zsim does not know what they do: {words}", is_first=True)
         if self.assumptions:
             self.file.note(
                 f"not in the file, so as {release or self.title} has it: {', '.join(self.assumptions)}"

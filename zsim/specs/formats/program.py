@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from zsim.errors import InputError
@@ -167,6 +168,10 @@ class TrainingProgram:
         """
         raise NotImplementedError
 
+    def reading_module(self) -> ModuleType:
+        """The module `read` of the program's folder, which is imported when a file is read."""
+        return importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.read")
+
 
 class ValuesProgram(TrainingProgram):
     """A program whose file has values by key. The module `read` of its folder reads them (`read_values`)."""
@@ -176,5 +181,4 @@ class ValuesProgram(TrainingProgram):
 
     def read_changed(self, source: ProgramSource, changes: Mapping[str, Any]) -> TrainingFile:
         """The settings in a file with `changes` of its values, see `read_file`."""
-        module = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.read")
-        return read_file(source.text, module.read_values, changes)
+        return read_file(source.text, self.reading_module().read_values, changes)

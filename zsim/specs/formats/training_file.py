@@ -45,5 +45,6 @@ class TrainingFile:
     missing: dict[str, str] = field(default_factory=dict)
     """Settings whose values cannot be had here, with the reason. The experiment must say them."""
 
-    def note(self, text: str) -> None:
-        self.notes.append(f"{self.name}: {text}")
+    def note(self, text: str, *, is_first: bool = False) -> None:
+        """Add a note, before the others if it says that another job may be meant."""
+        self.notes.insert(0 if is_first else len(self.notes), f"{self.name}: {text}")

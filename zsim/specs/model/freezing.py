@@ -94,7 +94,7 @@ def freeze_parameters(model: ModelSpec, frozen: FrozenParameters) -> ModelSpec:
     for number, block in enumerate(model.blocks, model.first_block):
         block_name = model.block_name(number)
         flags = tuple(
-            frozen.is_frozen(join_names(block_name, f"{module.name}.{parameter.name}"))
+            frozen.is_frozen(join_names(block_name, module.path_of(parameter)))
             for module in block.modules
             for parameter in module.parameters
         )
@@ -147,8 +147,10 @@ def _mark_borrowed_weight(module: Module, lenders: Sequence[Module]) -> Module:
 def _freeze_module(module: Module, name: str, frozen: FrozenParameters) -> Module:
     if not module.parameters:
         return module
+    prefix = name.removesuffix(module.name)
     parameters = tuple(
-        _freeze_parameter(parameter, f"{name}.{parameter.name}", frozen) for parameter in module.parameters
+        _freeze_parameter(parameter, prefix + module.path_of(parameter), frozen)
+        for parameter in module.parameters
     )
     return module if parameters == module.parameters else replace(module, parameters=parameters)
 

@@ -37,7 +37,7 @@ def fuse_named_products(model: ModelSpec) -> ModelSpec:
     activation.
 
     These are linear_qkv and linear_proj, linear_fc1 and linear_fc2. Several products before attention
-    (multi-head latent attention) keep their own names.
+    (multi-head latent attention) keep their own names, and that behind it is linear_proj.
     """
     return model.map_blocks(lambda block: _rename_products(_fuse_block(block)))
 
@@ -45,13 +45,16 @@ def fuse_named_products(model: ModelSpec) -> ModelSpec:
 def _rename_products(block: Block) -> Block:
     names: dict[str, str] = {}
     for number, module in enumerate(block.modules):
-        if module.role not in (Role.MIXER, Role.ACTIVATION):
+        is_mixer = module.role is Role.MIXER
+        if not is_mixer and module.role is not Role.ACTIVATION:
             continue
-        before, after = (QKV, PROJ) if module.role is Role.MIXER else (FC1, FC2)
+        before, after = (QKV, PROJ) if is_mixer else (FC1, FC2)
         inner = _product_names(reversed(block.modules[:number]))
-        outer = _product_names(block.modules[number + 1 :])
+        outer = _product_names(block.modules[number + 1 :], crosses_gate=is_mixer)
         if len(inner) == 1 and outer:
-            names |= {inner[0]: before, outer[0]: after}
+            names[inner[0]] = before
+        if outer and (is_mixer or len(inner) == 1):
+            names[outer[0]] = after
     full = {old: join_names(old.rpartition(".")[0], new) for old, new in names.items()}
     modules = tuple(replace(leaf, name=full.get(leaf.name, leaf.name)) for leaf in block.modules)
     registration = block.registration
@@ -60,11 +63,16 @@ def _rename_products(block: Block) -> Block:
     return replace(block, modules=modules, registration=registration)
 
 
-def _product_names(modules: Iterable[Module]) -> list[str]:
-    """The products of a run of modules, up to one that ends a pair of products."""
+def _product_names(modules: Iterable[Module], *, crosses_gate: bool = False) -> list[str]:
+    """The products of a run of modules, up to one that ends a pair of products. With `crosses_gate` an
+    activation, as that of a gate on attention's output, ends none.
+    """
+    ends = {Role.MIXER, Role.RESIDUAL, Role.ROUTER, Role.EXPERTS} | (
+        set() if crosses_gate else {Role.ACTIVATION}
+    )
     names: list[str] = []
     for module in modules:
-        if module.role in (Role.MIXER, Role.ACTIVATION, Role.RESIDUAL, Role.ROUTER, Role.EXPERTS):
+        if module.role in ends:
             break
         if module.role is Role.PRODUCT:
             names.append(module.name)

@@ -124,6 +124,8 @@ class TrainingConfig:
     """A frozen model runs forward on every micro-batch too: a copy of the model, or its base without
     adapters.
     """
+    reference_forwards: int = 1
+    """Forwards of a micro-batch without gradients, where there is a reference."""
     reference_dtype: str = ""
     """The type of a copy's weights. Empty for that of the trained weights."""
     forward_only: bool = False

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _BAR_CELLS = 28
 _STYLES = {"total": "bold", "aside": "dim", None: None}
+_SCREEN_LINES = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -56,21 +57,29 @@ def print_report(
 
     console = console or Console(highlight=False, emoji=False)
     is_plain = not (console.encoding or "ascii").lower().startswith("utf")
-    for section in _sections(report, is_plain) if is_full else _screen(report, is_plain):
+    notes = [*report.notes, *moment_notes(report)]
+    sections, rest = list(_sections(report, is_plain)) if is_full else [], ""
+    if not is_full:
+        sections, notes, rest = _screen(report, console, is_plain)
+    for section in sections:
         console.print(section)
         console.print()
-    asked_notes = (*report.input_notes, *allocator_sentences(report))
-    notes = [*(report.notes if is_full else asked_notes), *moment_notes(report)]
     for note in notes:
-        console.print(Text.assemble(("note: ", "yellow"), note))
+        console.print(_note(note))
     if notes:
         console.print()
-    if not is_full:
-        console.print(Text(_rest_of(report), style="dim"))
+    if rest:
+        console.print(Text(rest, style="dim"))
         if files:
             console.print()
     for description, path in (files or {}).items():
         console.print(Text.assemble((f"{description:<8}", "bold"), str(path)), soft_wrap=True)
+
+
+def _note(text: str) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(("note: ", "yellow"), text)
 
 
 def report_lines(report: Report) -> Iterator[str]:
@@ -84,25 +93,51 @@ def report_lines(report: Report) -> Iterator[str]:
     yield from (line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def _screen(report: Report, is_plain: bool) -> Iterator[RenderableType]:
-    """The sections of the short report."""
-    yield from _answers(report)
+def _screen(report: Report, console: Console, is_plain: bool) -> tuple[list[RenderableType], list[str], str]:
+    """(the sections of the short report, its notes, the sentence on what the full report has besides).
+
+    Where it is longer than a screen, torch's two figures of memory, which the verdict has as well, and the
+    last notes are left to the full report, and the sentence on what limits the step if that is not enough.
+    """
+    notes = [*moment_notes(report), *report.input_notes, *allocator_sentences(report)]
+    num_other_notes = len(report.notes) - len(report.input_notes) - len(allocator_sentences(report))
+    sizes = [_num_lines(_note(note), console) for note in notes]
+    for has_allocator, has_limit, needed in (
+        (True, True, sum(sizes) + 1),
+        (False, True, 0),
+        (False, False, 0),
+    ):
+        sections = [*_answers(report, has_limit=has_limit), *_tables(report, is_plain, has_allocator)]
+        room = _SCREEN_LINES - 3 - sum(_num_lines(section, console) + 1 for section in sections)
+        if room >= needed:
+            break
+    num_shown = next((n for n in range(len(notes), 0, -1) if sum(sizes[:n]) + 1 <= room), 0)
+    num_left = len(notes) - num_shown
+    counts = [
+        f"{num_left} more on what was asked" if num_left else "",
+        f"{num_other_notes} on what is assumed" if num_other_notes else "",
+    ]
+    sentence = " and ".join(count for count in counts if count)
+    text = f", and notes: {sentence}" if sentence else ""
+    rest = f"--full adds collectives, traffic, other memory and the evidence{text}."
+    return sections, notes[:num_shown], rest
+
+
+def _num_lines(section: RenderableType, console: Console) -> int:
+    return len(console.render_lines(section, pad=False))
+
+
+def _tables(report: Report, is_plain: bool, has_allocator: bool) -> Iterator[RenderableType]:
+    """The tables of the short report."""
     yield _table(breakdown_table(report, is_full=False), is_plain)
     for table in irregular_tables(report):
         yield _table(table, is_plain)
-    yield _table(memory_table(report, "gpu"), is_plain)
+    yield _table(memory_table(report, "gpu", has_allocator=has_allocator), is_plain)
     if report.cost is not None:
         yield _cost(report)
 
 
-def _rest_of(report: Report) -> str:
-    """The sentence that says what the full report has besides."""
-    more_notes = len(report.notes) - len(report.input_notes) - len(allocator_sentences(report))
-    notes_text = f", and {more_notes} notes on what is assumed" if more_notes else ""
-    return f"--full adds collectives, traffic, other memory and the evidence{notes_text}."
-
-
-def _answers(report: Report) -> Iterator[RenderableType]:
+def _answers(report: Report, *, has_limit: bool = True) -> Iterator[RenderableType]:
     """Whether the job fits, how fast it is, and why."""
     from rich.text import Text
 
@@ -112,7 +147,8 @@ def _answers(report: Report) -> Iterator[RenderableType]:
     yield _speed(report)
     if report.validation is not None:
         yield _range(report, report.validation)
-    yield Text(report.limit)
+    if has_limit:
+        yield Text(report.limit)
 
 
 def _sections(report: Report, is_plain: bool) -> Iterator[RenderableType]:
@@ -279,10 +315,13 @@ _LEAST = 2.0  # of a unit, of which smaller amounts are told in the next one
 def brief_lines(report: Report) -> Iterator[str]:
     """Whether the job fits, its step with the range of 80 %, and hours and money to the end.
 
-    Each is a line of 80 columns, and goes on in a second one where it is longer. Notes on what was asked,
-    such as keys of a file that are not read, follow.
+    Each is a line of 80 columns, and goes on in a second one where it is longer. The first note on what was
+    asked follows, such as keys of a file that are not read, with the number of others.
     """
-    notes = (f"note: {note}" for note in report.input_notes)
+    first, *others = (*report.input_notes, "") if report.input_notes else ("",)
+    num_others = len(others) - 1
+    more = f" (and {num_others} more without --brief)" if num_others > 0 else ""
+    notes = [f"note: {first}{more}"] if first else []
     for text in (_fit_text(report), _step_text(report), _run_text(report), *notes):
         yield "\n".join(paragraph(text, indent=2))
 

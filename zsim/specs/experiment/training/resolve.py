@@ -91,6 +91,7 @@ def resolve_training(
         deterministic_sms=max(gpu.sm_count if gpu.attention.is_deterministic else 0 for gpu in cluster.gpus),
         writes_scores=any(gpu.attention.writes_scores for gpu in cluster.gpus),
         reference=table.reference,
+        reference_forwards=table.reference_forwards,
         reference_dtype=table.frozen_dtype or "",
     )
     return training, notes

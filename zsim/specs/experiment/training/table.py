@@ -169,6 +169,11 @@ class TrainingTable(StrictTable):
         description="a frozen model whose probabilities of the same sequences the loss asks for, as in DPO: "
         'a "copy" of the model on every rank, or with adapters the "base" without them; left out: none',
     )
+    reference_forwards: Count = Field(
+        default=1,
+        description="forwards of a micro-batch without gradients beside the trained one, by `reference`: 3 "
+        "of KTO, which also asks both models for mismatched pairs",
+    )
     labels: Count | None = Field(
         default=None,
         description="outputs of a head in place of the vocabulary's, as of reward models (1) and "

@@ -16,9 +16,11 @@ embedding's weight nor what squeezes logits has a part in it.
 DPO, KTO and the like score each sequence by the trained model and by a frozen one (TRL 1.10
 trainer/dpo_trainer.py `_compute_loss`, LLaMA-Factory 0.9.6 train/dpo/trainer.py). The reference runs after
 the trained model's forward and before its backward, without autograd, while all that the forward keeps is
-there. A copy is loaded like the model and held by every rank (TRL's `prepare_deepspeed` before stage 3,
-`accelerator.prepare_model`). With adapters the model itself runs without them. The work of the adapters is
-counted in that pass too, which is little.
+there. KTO asks both models for mismatched pairs as well (TRL's kto_trainer.py, LLaMA-Factory's
+train/kto/trainer.py), which are three forwards without gradients in place of one. A copy is loaded like the
+model and held by every rank (TRL's `prepare_deepspeed` before stage 3, `accelerator.prepare_model`). With
+adapters the model itself runs without them. The work of the adapters is counted in that pass too, which is
+little.
 
 # [Note: names that match nothing]
 PEFT 0.21.2 stops where nothing at all is adapted, and warns where `exclude_modules` excludes nothing
@@ -240,6 +242,10 @@ def check_reference(
     send, see [Note: a reference's forward].
     """
     if table.reference is None:
+        if table.reference_forwards != 1:
+            raise InputError(
+                f"{KEY}_forwards: found {table.reference_forwards} without {KEY}; expected {KEY} with it"
+            )
         return
     if table.reference == "base" and table.lora is None:
         raise InputError(f"{KEY}: found 'base' without training.lora, whose base it is; expected 'copy'")
@@ -255,7 +261,10 @@ def reference_notes(table: TrainingTable) -> list[str]:
     if table.reference is None:
         return []
     model = "a frozen copy of the model" if table.reference == "copy" else "the model without its adapters"
-    return [f"{model} runs forward on every micro-batch as well; MFU counts the trained model's work alone"]
+    times = "" if table.reference_forwards == 1 else f", {table.reference_forwards} times in all"
+    return [
+        f"{model} runs forward on every micro-batch as well{times}; MFU counts the trained model's work alone"
+    ]
 
 
 _WHERE = "training.lora"
