@@ -16,6 +16,7 @@ from zsim.units import format_amount, format_bytes, format_percent, format_rate,
 
 Row = tuple[str, ...]
 _MAX_COLLECTIVE_ROWS = 12
+_SHORT_RANKS = 3
 _DEVICES = {"gpu": "GPU memory, fullest rank", "host": "Host memory, fullest node"}
 _MOVED = {
     "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU work on memory", "nvme_read": "read from NVMe",
@@ -206,8 +207,8 @@ def _format_optional(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def irregular_tables(report: Report) -> Iterator[ResultTable]:
-    """The tables for which the report has rows."""
+def irregular_tables(report: Report, *, is_full: bool = True) -> Iterator[ResultTable]:
+    """The tables for which the report has rows. Unless it `is_full`, with a few of the ranks that differ."""
     if report.jobs:
         rows = [_job(row) for row in report.jobs]
         yield ResultTable(
@@ -225,8 +226,10 @@ def irregular_tables(report: Report) -> Iterator[ResultTable]:
             _jitter_rows(jitter, has_bubbles=has_bubbles),
         )
     if report.ranks:
-        rows = [_rank(row) for row in report.ranks]
         columns = columns_of("", "ranks", "kernels", "exposed communication", "slowed")
+        rows = _rank_rows(report.ranks)
+        if not is_full and len(rows) > _SHORT_RANKS + 1:
+            rows = [*rows[:_SHORT_RANKS], (f"{len(rows) - _SHORT_RANKS} more rows", "", "", "", "")]
         yield ResultTable("Ranks that differ", columns, rows)
 
 
@@ -263,11 +266,19 @@ def _jitter_rows(jitter: StepSpread, *, has_bubbles: bool) -> list[Row]:
     ]
 
 
-def _rank(row: RankRow) -> Row:
-    return (
-        f"rank {row.rank}" if row.ranks == 1 else f"like rank {row.rank}",
-        f"{row.ranks:,}",
-        format_seconds(row.kernel_seconds),
-        format_seconds(row.exposed_communication_seconds),
-        f"{row.kernel_slowdown:g} times" if row.kernel_slowdown > 1 else "-",
-    )
+def _rank_rows(ranks: Sequence[RankRow]) -> list[Row]:
+    """A row for the ranks whose figures are equal as they are shown, named by the first of them."""
+    classes: dict[tuple[str, str, str], list[RankRow]] = {}
+    for row in ranks:
+        shown = (
+            format_seconds(row.kernel_seconds),
+            format_seconds(row.exposed_communication_seconds),
+            f"{row.kernel_slowdown:g} times" if row.kernel_slowdown > 1 else "-",
+        )
+        classes.setdefault(shown, []).append(row)
+    rows: list[Row] = []
+    for shown, members in classes.items():
+        size = sum(row.ranks for row in members)
+        name = f"rank {members[0].rank}"
+        rows.append((name if size == 1 else f"like {name}", f"{size:,}", *shown))
+    return rows

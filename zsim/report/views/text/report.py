@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from zsim.report.energy import bill
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _BAR_CELLS = 28
 _STYLES = {"total": "bold", "aside": "dim", None: None}
 _SCREEN_LINES = 40
+_FEWEST_NOTES = 3
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -57,10 +59,11 @@ def print_report(
 
     console = console or Console(highlight=False, emoji=False)
     is_plain = not (console.encoding or "ascii").lower().startswith("utf")
-    notes = [*report.notes, *moment_notes(report)]
-    sections, rest = list(_sections(report, is_plain)) if is_full else [], ""
-    if not is_full:
-        sections, notes, rest = _screen(report, console, is_plain)
+    files = files or {}
+    if is_full:
+        sections, notes, rest = list(_sections(report, is_plain)), [*report.notes, *moment_notes(report)], ""
+    else:
+        sections, notes, rest = _screen(report, console, is_plain, num_files=len(files))
     for section in sections:
         console.print(section)
         console.print()
@@ -72,7 +75,7 @@ def print_report(
         console.print(Text(rest, style="dim"))
         if files:
             console.print()
-    for description, path in (files or {}).items():
+    for description, path in files.items():
         console.print(Text.assemble((f"{description:<8}", "bold"), str(path)), soft_wrap=True)
 
 
@@ -93,51 +96,51 @@ def report_lines(report: Report) -> Iterator[str]:
     yield from (line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def _screen(report: Report, console: Console, is_plain: bool) -> tuple[list[RenderableType], list[str], str]:
+def _screen(
+    report: Report, console: Console, is_plain: bool, *, num_files: int
+) -> tuple[list[RenderableType], list[str], str]:
     """(the sections of the short report, its notes, the sentence on what the full report has besides).
 
-    Where it is longer than a screen, torch's two figures of memory, which the verdict has as well, and the
-    last notes are left to the full report, and the sentence on what limits the step if that is not enough.
+    Notes that make it longer than a screen are cut to a line each. The last of those without room even then
+    are left to the full report.
     """
-    notes = [*moment_notes(report), *report.input_notes, *allocator_sentences(report)]
-    num_other_notes = len(report.notes) - len(report.input_notes) - len(allocator_sentences(report))
-    sizes = [_num_lines(_note(note), console) for note in notes]
-    for has_allocator, has_limit, needed in (
-        (True, True, sum(sizes) + 1),
-        (False, True, 0),
-        (False, False, 0),
-    ):
-        sections = [*_answers(report, has_limit=has_limit), *_tables(report, is_plain, has_allocator)]
-        room = _SCREEN_LINES - 3 - sum(_num_lines(section, console) + 1 for section in sections)
-        if room >= needed:
-            break
-    num_shown = next((n for n in range(len(notes), 0, -1) if sum(sizes[:n]) + 1 <= room), 0)
-    num_left = len(notes) - num_shown
-    counts = [
-        f"{num_left} more on what was asked" if num_left else "",
-        f"{num_other_notes} on what is assumed" if num_other_notes else "",
+    referred_notes = allocator_sentences(report)
+    notes = [*referred_notes, *report.input_notes, *moment_notes(report)]
+    num_assumed = len(report.notes) - len(report.input_notes) - len(referred_notes)
+    sections = [*_answers(report), *_tables(report, is_plain)]
+    room = _SCREEN_LINES - 4 - (num_files + 1 if num_files else 0)
+    room -= sum(_num_lines(section, console) + 1 for section in sections)
+    num_left, whole_notes = 0, notes
+    if sum(_num_lines(_note(note), console) for note in notes) > room:
+        whole_notes = notes[: max(room, _FEWEST_NOTES)]
+        num_left = len(notes) - len(whole_notes)
+        notes = [shorten(note, WIDTH - len("note: "), placeholder=" ...") for note in whole_notes]
+    additions = [
+        "collectives, traffic, other memory",
+        "the evidence",
+        *(["these notes whole"] if notes != whole_notes else []),
+        *([f"{num_left} more on what was asked"] if num_left else []),
+        *([f"{num_assumed} notes on what is assumed"] if num_assumed else []),
     ]
-    sentence = " and ".join(count for count in counts if count)
-    text = f", and notes: {sentence}" if sentence else ""
-    rest = f"--full adds collectives, traffic, other memory and the evidence{text}."
-    return sections, notes[:num_shown], rest
+    rest = f"--full adds {', '.join(additions[:-1])} and {additions[-1]}."
+    return sections, notes, rest
 
 
 def _num_lines(section: RenderableType, console: Console) -> int:
     return len(console.render_lines(section, pad=False))
 
 
-def _tables(report: Report, is_plain: bool, has_allocator: bool) -> Iterator[RenderableType]:
+def _tables(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     """The tables of the short report."""
     yield _table(breakdown_table(report, is_full=False), is_plain)
-    for table in irregular_tables(report):
+    for table in irregular_tables(report, is_full=False):
         yield _table(table, is_plain)
-    yield _table(memory_table(report, "gpu", has_allocator=has_allocator), is_plain)
+    yield _table(memory_table(report, "gpu", has_allocator=False), is_plain)
     if report.cost is not None:
         yield _cost(report)
 
 
-def _answers(report: Report, *, has_limit: bool = True) -> Iterator[RenderableType]:
+def _answers(report: Report) -> Iterator[RenderableType]:
     """Whether the job fits, how fast it is, and why."""
     from rich.text import Text
 
@@ -147,8 +150,7 @@ def _answers(report: Report, *, has_limit: bool = True) -> Iterator[RenderableTy
     yield _speed(report)
     if report.validation is not None:
         yield _range(report, report.validation)
-    if has_limit:
-        yield Text(report.limit)
+    yield Text(report.limit)
 
 
 def _sections(report: Report, is_plain: bool) -> Iterator[RenderableType]:
@@ -320,7 +322,7 @@ def brief_lines(report: Report) -> Iterator[str]:
     """
     first, *others = (*report.input_notes, "") if report.input_notes else ("",)
     num_others = len(others) - 1
-    more = f" (and {num_others} more without --brief)" if num_others > 0 else ""
+    more = f" (and {num_others} more with --full)" if num_others > 0 else ""
     notes = [f"note: {first}{more}"] if first else []
     for text in (_fit_text(report), _step_text(report), _run_text(report), *notes):
         yield "\n".join(paragraph(text, indent=2))
