@@ -46,10 +46,9 @@ def _sections(file: str) -> Iterator[str]:
         if not key.path.startswith(tuple(f"{table}." for table in elsewhere)):
             tables.setdefault(key.table, []).append(key)
     table_names: dict[tuple[str, ...], str] = {}
-    has_origin = False
+    origin_rows: list[str] = []
     for table, keys in tables.items():
         rows = tuple(_row(key) for key in keys)
-        origin_keys = [key for key in keys if key.name in _ORIGIN_KEYS]
         if not table:
             yield from _table("## Before the first table", rows)
             continue
@@ -57,17 +56,14 @@ def _sections(file: str) -> Iterator[str]:
         if first_name != table:
             yield from (f"## `[{table}]`", "", f"The keys of `[{first_name}]`.", "")
             continue
-        if len(origin_keys) < len(_ORIGIN_KEYS):
-            yield from _table(f"## `[{table}]`", rows)
-            continue
-        if not has_origin:
-            yield from _table("## In every table of numbers", [_row(key) for key in origin_keys])
-            has_origin = True
-        yield from _table(
-            f"## `[{table}]`",
-            [_row(key) for key in keys if key not in origin_keys],
-            "Also [where the numbers come from](#in-every-table-of-numbers).",
-        )
+        has_origin = {key.name for key in keys}.issuperset(_ORIGIN_KEYS)
+        if has_origin and not origin_rows:
+            origin_rows = [_row(key) for key in keys if key.name in _ORIGIN_KEYS]
+            yield from _table("## In every table of numbers", origin_rows)
+        if has_origin:
+            rows = tuple(row for row in rows if row not in origin_rows)
+        note = "Also [where the numbers come from](#in-every-table-of-numbers)." if has_origin else ""
+        yield from _table(f"## `[{table}]`", rows, note)
     for table, page in elsewhere.items():
         yield from (f"## `[{table}]`", "", f"The tables of a [{FILES[page].title}]({page}.md), in it.", "")
 
