@@ -180,7 +180,7 @@ class PoolRuns:
         initial_state = replay.state() if replay.half else None
         replay.make_all(0, cut)
         segments_before, position = memory.num_segments, cut
-        if replay.half:  # see [Note: a period that changes nothing] of repeats.py
+        if replay.half:  # see [Note: a period that changes nothing]
             replay.make_all(cut, replay.half)
             position = replay.half
             if replay.state() == initial_state:
@@ -388,7 +388,7 @@ class PoolReplay:
             append_size(block.bytes)
 
     def make_repeat(self, repeat: Repeat) -> None:
-        """Make the changes of a repeat. See [Note: a period that changes nothing] of repeats.py."""
+        """Make the changes of a repeat. See [Note: a period that changes nothing]."""
         position, end, period = repeat
         period_ends: dict[Hashable, _PeriodEnd] = {}  # by state, at the ends of periods
         kept = 0  # numbers in the states

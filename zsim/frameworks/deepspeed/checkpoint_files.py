@@ -35,7 +35,7 @@ from zsim.goodput.checkpoints.tensors import (
 _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
 GATHERED = "pytorch_model.bin"
 OFFLOADED = "offloaded_tensors/"
-# Of a parameter that is elsewhere, and of a partition beside its tensors: recorded, as in pickled.py.
+# Of a parameter that is elsewhere, and of a partition beside its tensors: recorded, as for torch's archives.
 _EMPTY_TENSOR_BYTES, _PARTITION_BYTES = 530, 2800
 
 

@@ -5,7 +5,7 @@ differs, key by key within a table. A table that changes numbers may state their
 `evidence`, else they are "assumed". The source of the kept numbers is appended, and the table's grade is the
 weaker of both.
 
-`fabric` and `oversubscription` next to `extends` stand for a `[network]` table (aliases.py).
+`fabric` and `oversubscription` next to `extends` stand for a `[network]` table.
 
 [[nodes]] makes a cluster of several types of nodes, in this order. Each entry has a `count` and either a
 `gpu`, which takes the place of the cluster's, or `like`, a cluster's name. With `like` GPU, links, PCIe,
