@@ -58,6 +58,15 @@ def test_megatrons_four_products_are_adapted() -> None:
     assert named.trainable_numel == LAYERS * RANK * (2 * HIDDEN + QKV + HIDDEN)
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "origin"),
+    [({}, "beside names of Megatron"), ({"tensor": 2}, "with Megatron's parallelisms")],
+)
+def test_a_target_that_megatrons_layers_lack_is_named(parallelism: dict[str, Any], origin: str) -> None:
+    with pytest.raises(InputError, match=f"found 'q_proj' {origin}, whose layers have the products"):
+        job_of({"targets": ["q_proj", "linear_fc1"]}, parallelism)
+
+
 def test_a_rank_has_a_part_of_both_weights() -> None:
     """The optimizer has 12 bytes, and the buffer 4, for a quarter of the adapters."""
     whole, cut = job_of({}, {}), job_of({}, {"tensor": 4})

@@ -375,10 +375,12 @@ def adapt_products(
         targets = FUSED_PRODUCTS
     names = targets if isinstance(targets, tuple) else ()
     model = fuse_named_products(model)
-    others = [name for name in names if name.rpartition(".")[2] not in FUSED_PRODUCTS]
-    if not names or not all(_has_product(model, name) for name in others):
+    others = (name for name in names if name.rpartition(".")[2] not in FUSED_PRODUCTS)
+    unknown = next((name for name in others if not _has_product(model, name)), None)
+    if unknown or not names:
+        origin = "beside names of Megatron" if parallelism.is_trivial else "with Megatron's parallelisms"
         raise InputError(
-            f"training.lora.targets: found {lora.targets!r} with Megatron's parallelisms, whose layers "
+            f"training.lora.targets: found {(unknown or lora.targets)!r} {origin}, whose layers "
             f"have the products {', '.join(FUSED_PRODUCTS)}; expected some of these"
         )
     if lora.rank % parallelism.tensor or any(r % parallelism.tensor for r in lora.rank_pattern.values()):
