@@ -39,7 +39,7 @@ own: equality, whether all are, and the host waits for the answer.
 
 # [Note: an optimizer on the CPU]
 With `--optimizer-cpu-offload` fp32 masters and moments are in host memory. Transcribed from
-`HybridDeviceOptimizer` of Megatron-Core 0.16.1 core/optimizer/cpu_offloading/ hybrid_optimizer.py, as
+`HybridDeviceOptimizer` of Megatron-Core 0.16.1 core/optimizer/cpu_offloading/hybrid_optimizer.py, as
 core/optimizer/__init__.py makes it.
 
 # [Note: the fraction]
