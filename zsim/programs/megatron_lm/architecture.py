@@ -20,8 +20,8 @@ _SPECS = ("megatron.core.models.mamba.mamba_layer_specs", "megatron.core.models.
 _HYBRID_FLAGS = ("hybrid-layer-pattern", "hybrid-override-pattern")
 _SYMBOLS = "M*-E"
 _POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none")
-# Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json, and Llama 2's.
 _QUANTISED = re.compile(r"-(FP8|NVFP4|FP4|W4A16)$", re.IGNORECASE)  # checkpoints with the model's tokenizer
+# Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json, and Llama 2's.
 _VOCABULARIES = {"GPT2BPETokenizer": ("GPT-2", 50_257), "Llama2Tokenizer": ("Llama 2", 32_000)}
 
 
@@ -70,7 +70,7 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
         "head_dim": arguments.integer("kv-channels", hidden // heads),
         "intermediate_size": ffn,
         "max_position_embeddings": _positions(arguments),
-        "normalization": arguments.text("normalization", "LayerNorm", ("LayerNorm", "RMSNorm")),
+        "normalization": _normalization(arguments),
         "position_embedding_type": _position_type(arguments),
         "gated": is_gated,
         "activation": _activation(arguments),
@@ -120,20 +120,24 @@ def _hybrid(arguments: Arguments, pattern: str, hidden: int, heads: int) -> dict
 
     Read in core/ssm/mamba_mixer.py: four taps, twice the width where no heads are given, chunks of 128.
     """
-    rotary = arguments.text("position-embedding-type", "learned_absolute", _POSITIONS)
+    positions = _position_type(arguments)
     act = _activation(arguments)
     if act not in ("relu2", "gelu") or not arguments.has("disable-bias-linear"):
         raise NotSimulatedError(
             f"{arguments.where}: --hybrid-layer-pattern: zsim simulates such models with a plain MLP and "
             "with --disable-bias-linear alone"
         )
-    arguments.has(
-        "no-position-embedding", "rotary-percent", "rotary-base", "is-hybrid-model", "normalization"
-    )
-    if rotary in ("rope", "mrope") and "*" in pattern:
+    arguments.has("is-hybrid-model")
+    if positions == "rope" and "*" in pattern:
         arguments.notes.append(
             "--position-embedding-type rope: the rotation in a hybrid's attention is left out"
         )
+    if positions == "learned_absolute" and not arguments.has("no-position-embedding"):
+        arguments.notes.append(
+            "--position-embedding-type learned_absolute: a hybrid's learned positions are left out"
+        )
+    if _normalization(arguments) == "LayerNorm":
+        arguments.notes.append("--normalization LayerNorm: a hybrid's norms are simulated as RMSNorm")
     is_grouped = arguments.has("group-query-attention")
     head_dim, ffn = arguments.count("mamba-head-dim", 64), arguments.count("ffn-hidden-size", 4 * hidden)
     model: dict[str, Any] = {
@@ -220,6 +224,10 @@ def _position_type(arguments: Arguments) -> str:
             f"{arguments.where}: --position-embedding-type: zsim does not simulate relative positions yet"
         )
     return "rope" if kind == "mrope" else str(kind)
+
+
+def _normalization(arguments: Arguments) -> str | None:
+    return arguments.text("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
 
 
 def _activation(arguments: Arguments) -> str:
