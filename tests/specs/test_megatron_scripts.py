@@ -10,6 +10,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.operation import operations_of
 from zsim.programs.environment import read_attention, read_environment
 from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.library import Library
@@ -109,6 +110,80 @@ def test_what_a_script_leaves_open_is_asked_for_only_where_it_matters(tmp_path: 
     assert any("the launcher's nodes are $NNODES, which nothing sets" in note for note in found.notes)
 
 
+OPEN = (
+    "torchrun --nproc_per_node 16 pretrain_gpt.py --num-layers 32 --hidden-size 1024 --bf16 "
+    "--num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --vocab-size 50257 "
+    "--micro-batch-size 2 --global-batch-size 64 --tensor-model-parallel-size $1 --sequence-parallel"
+)
+
+
+def of_open(path: Path, settings: dict[str, object], data: dict[str, object] | None = None) -> Experiment:
+    return build_experiment(
+        {"cluster": "dgx-h100", "nodes": 2, **(data or {})},
+        {"strategy.config": str(path), **settings},
+        origin="test",
+    )
+
+
+def test_flags_that_depend_on_open_degrees_are_read_with_the_experiments_degrees(tmp_path: Path) -> None:
+    flags = (
+        "--pipeline-model-parallel-size $2 --num-layers-per-virtual-pipeline-stage 2 "
+        "--context-parallel-size $3 --cp-comm-type a2a --num-experts 8 --tp-comm-overlap"
+    )
+    path = write(tmp_path, f"{OPEN} {flags}")
+    degrees: dict[str, object] = {"tensor": 2, "pipeline": 4, "context": 2}
+    by_override = of_open(path, {f"parallelism.{key}": value for key, value in degrees.items()})
+    by_table = of_open(path, {}, {"parallelism": degrees})
+    by_parameter = of_open(path, {"strategy.config": f"{path} 2 4 2"})
+    for found in (by_override, by_table):
+        assert found.parallelism == by_parameter.parallelism
+    assert by_override.parallelism.sequence_parallel
+    assert by_override.parallelism.async_tensor
+    assert by_override.parallelism.context_method == "all-to-all"
+    assert by_override.parallelism.schedule == "interleaved-1f1b"
+    assert by_override.parallelism.virtual_stages == 4  # 32 layers / 4 ranks / 2
+    with pytest.raises(InputError, match=r"tensor-model-parallel-size: found '\$1', which nothing sets"):
+        of_open(path, {"parallelism.pipeline": 4, "parallelism.context": 2})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("training.global_batch_size", 64), ("training.gradient_accumulation_steps", 2)]
+)
+def test_an_open_global_batch_is_the_experiments(tmp_path: Path, key: str, value: int) -> None:
+    path = write(tmp_path, OPEN.replace("-size 64", "-size $GBS").replace("$1", "1"))
+    assert resolve(of_open(path, {key: value})).training.gradient_accumulation_steps == 2  # 64 / 2 / 16
+    with pytest.raises(InputError, match=r"--set training\.global_batch_size="):
+        of_open(path, {})
+
+
+@pytest.mark.parametrize(
+    ("launcher", "tasks", "num_gpus"),
+    [
+        ("deepspeed --hostfile hosts", 1, 16),
+        ("srun torchrun $DISTRIBUTED_ARGS", 1, 16),
+        ("srun --ntasks-per-node=1 python -m torch.distributed.run", 8, 16),
+        ("srun python", 8, 16),
+        ("srun python", 4, 8),
+    ],
+)
+def test_slurms_tasks_are_gpus_only_without_a_launcher_of_processes(
+    tmp_path: Path, launcher: str, tasks: int, num_gpus: int
+) -> None:
+    options = f"#SBATCH --nodes=2\n#SBATCH --ntasks-per-node={tasks}\n#SBATCH --gpus-per-node=8\n"
+    command = OPEN.replace("torchrun --nproc_per_node 16", launcher).replace("$1", "1")
+    path = write(tmp_path, f"{options}{command}")
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test")
+    assert (found.nodes, found.gpus) == (2, num_gpus)
+    assert any("one GPU per task is simulated" in note for note in found.notes) == (num_gpus == 8)
+
+
+def test_a_folder_of_the_path_does_not_make_pretrain_gpt_multimodal() -> None:
+    flags = f"{NETWORK} --seq-length 4096 --micro-batch-size 1"
+    for program in ("/a/multimodal/Megatron-LM/pretrain_gpt.py", "/a/multimodal/b/train.py"):
+        found = experiment(f"torchrun --nproc_per_node 8 {program} {flags}")
+        assert len(Library().model(found.model).blocks) == 8
+
+
 def test_a_job_of_slurm_has_its_tasks_as_gpus(tmp_path: Path) -> None:
     """As in the scripts of arXiv 2104.04473: one file has the flags, one submits, and one is the job."""
     (tmp_path / "config.sh").write_text(
@@ -155,6 +230,21 @@ def test_flags_of_a_hybrid_model_make_the_published_one(tmp_path: Path) -> None:
     model = Library().model(experiment(path).model)
     assert model.numel == Library().model("nemotron-h-8b").numel
     assert len(model.blocks) == 52
+
+
+def test_what_a_hybrid_does_not_have_is_noted(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        f"torchrun --nproc_per_node 8 pretrain_hybrid.py {NETWORK} --seq-length 4096 --micro-batch-size 1 "
+        "--hybrid-layer-pattern M*-M*-M- --disable-bias-linear",
+    )
+    notes = " ".join(experiment(path).notes)
+    assert "learned positions are left out" in notes
+    assert "norms are simulated as RMSNorm" in notes
+    said = " ".join(experiment(f"{path} --position-embedding-type none --normalization RMSNorm").notes)
+    assert "hybrid's" not in said
+    with pytest.raises(NotSimulatedError, match="relative positions"):
+        experiment(f"{path} --position-embedding-type relative")
 
 
 def test_a_window_on_some_layers_leaves_the_others_unlimited(tmp_path: Path) -> None:

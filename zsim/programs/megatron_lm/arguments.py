@@ -35,9 +35,14 @@ _RENAMED = {
 }
 _LAUNCHER_OPTIONS = {
     "nproc_per_node": "per_node", "nproc-per-node": "per_node", "nnodes": "nodes", "num_gpus": "per_node",
-    "num_nodes": "nodes", "ntasks-per-node": "per_node", "nodes": "nodes",
+    "num_nodes": "nodes", "ntasks-per-node": "tasks_per_node", "nodes": "nodes",
+    "-N": "nodes",
 }  # fmt: skip
-_SHORT_OPTIONS = {"-N": "nodes", "-n": "tasks"}
+# Launchers that start a process per GPU in each task of Slurm.
+_PROCESS_LAUNCHERS = (
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate",
+    "accelerate.commands.launch",
+)  # fmt: skip
 _EXACT, _MAX_LIST = 3, 10_000
 _SCRIPTS = (*SCRIPT_SUFFIXES, ".args", ".txt")
 # Of tools/, examples/ and tests/ of repositories, besides training.
@@ -53,7 +58,7 @@ _OPEN = {
     "context-parallel-size": "parallelism.context", "expert-model-parallel-size": "parallelism.expert",
     "expert-tensor-parallel-size": "parallelism.expert_tensor",
     "micro-batch-size": "training.micro_batch_size", "seq-length": "training.sequence_length",
-    "global-batch-size": "training.gradient_accumulation_steps",
+    "global-batch-size": "training.global_batch_size",
 }  # fmt: skip
 # Of programs on top of Megatron that train other models than its GPT: their flags, and their files.
 _OTHER_MODELS = {
@@ -85,8 +90,20 @@ class Arguments:
     """Flags that were looked up. The others have no effect on a step."""
     hint: str = ""
     """How a value that a script takes from outside is given, where that is not by a variable."""
-    missing: dict[str, str] = field(default_factory=dict)
-    """Settings whose flags have a variable that nothing sets, with how to give them."""
+
+    def set_open_flags(self, settings: Mapping[str, Any]) -> None:
+        """Set flags whose variables nothing sets to the experiment's values, by dotted key.
+
+        The flag of an open global batch is dropped if the experiment has the accumulation instead.
+        """
+        has_steps = settings.get("training.gradient_accumulation_steps") is not None
+        for flag, key in _OPEN.items():
+            if not str(self.values.get(flag, "")).startswith("$"):
+                continue
+            if settings.get(key) is not None:
+                self.values[flag] = str(settings[key])
+            elif flag == "global-batch-size" and has_steps:
+                del self.values[flag]
 
     def has(self, *flags: str) -> bool:
         """Whether one of the flags is given."""
@@ -113,11 +130,10 @@ class Arguments:
         if value is None:
             return default
         if flag in _OPEN and str(value).startswith("$"):
-            self.missing[_OPEN[flag]] = (
-                f"--{flag}: found '{value}', which nothing sets{self._how_to_set(str(value))}, and so does "
-                f"--set {_OPEN[flag]}="
+            raise InputError(
+                f"{self.where}: --{flag}: found '{value}', which nothing sets{self._how_to_set(str(value))}, "
+                f"and so does --set {_OPEN[flag]}="
             )
-            return default
         number = parse_whole_number(str(value))
         if number is None or number < minimum:
             raise InputError(
@@ -302,8 +318,7 @@ def _parse(
     """
     arguments = Arguments(where, hint=hint, environment=environment or {})
     program_index = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
-    launcher = _launcher(words[: program_index + 1] if program_index >= 0 else words)
-    _set_shape(arguments, launcher)
+    _set_shape(arguments, words[: program_index + 1] if program_index >= 0 else words)
     program = Path(words[program_index]).name if program_index >= 0 else ""
     has_own_flags = is_script or (bool(program) and not program.startswith("pretrain_"))
     unknown: list[str] = []
@@ -334,7 +349,8 @@ def _parse(
     feature = next(
         (model for flag, model in _OTHER_MODELS.items() if flag in (*unknown, *arguments.values)), ""
     )
-    if feature or (program_index >= 0 and _OTHER_PROGRAMS.search(words[program_index])):
+    program_path = "/".join(Path(words[program_index]).parts[-2:]) if program_index >= 0 else ""
+    if feature or (program != "pretrain_gpt.py" and _OTHER_PROGRAMS.search(program_path)):
         feature = feature or f"the models of {words[program_index]}"
         raise NotSimulatedError(
             f"{where}: zsim does not simulate {feature}; expected pretrain_gpt.py's models"
@@ -377,18 +393,29 @@ def _launcher(words: Sequence[str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for number, word in enumerate(words):
         flag, equals, value = word.removeprefix("--").partition("=")
-        key = _LAUNCHER_OPTIONS.get(flag) if word.startswith("--") else _SHORT_OPTIONS.get(word)
+        key = _LAUNCHER_OPTIONS.get(flag) if word.startswith("-") else None
         if key is not None:
             options[key] = value if equals else (words[number + 1] if number + 1 < len(words) else "")
     return options
 
 
-def _set_shape(arguments: Arguments, launcher: Mapping[str, str]) -> None:
-    """Set nodes and GPUs by the launcher's options, and where it has none by Slurm's tasks, one per GPU."""
+def _set_shape(arguments: Arguments, words: Sequence[str]) -> None:
+    """Set nodes and GPUs by the launcher's options.
+
+    Where it has none, they are Slurm's GPUs if the launcher starts a process on each, else Slurm's tasks.
+    """
+    launcher = _launcher(words)
     job = arguments.environment if "per_node" not in launcher else {}
     nodes_text = launcher.get("nodes", job.get("SLURM_NNODES", "1"))
     nodes = parse_whole_number(nodes_text)
-    per_node = parse_whole_number(launcher.get("per_node", job.get("SLURM_NTASKS_PER_NODE", "")))
+    slurm_gpus = job.get("SLURM_GPUS_ON_NODE", "")
+    tasks = launcher.get("tasks_per_node", job.get("SLURM_NTASKS_PER_NODE", ""))
+    has_task_per_gpu = not any(Path(word).name in _PROCESS_LAUNCHERS for word in words)
+    per_node = parse_whole_number(launcher.get("per_node", tasks if has_task_per_gpu else slurm_gpus))
+    if has_task_per_gpu and per_node and per_node < (parse_whole_number(slurm_gpus) or 0):
+        arguments.notes.append(
+            f"Slurm's tasks per node are {per_node}, its GPUs {slurm_gpus}: one GPU per task is simulated"
+        )
     for key, number in (("nodes", nodes), ("GPUs of a node", per_node)):
         if number == 0:
             raise InputError(f"{arguments.where}: the launcher's {key}: found 0, expected at least 1")

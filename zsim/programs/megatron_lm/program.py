@@ -41,12 +41,12 @@ class MegatronLm(TrainingProgram):
         from zsim.programs.megatron_lm.read import read_megatron
 
         if source.arguments is not None:
-            return read_megatron(source.arguments)
+            return read_megatron(source.arguments, source.settings)
         if source.suffix in YAML_SUFFIXES:
             from zsim.programs.megatron_lm.recipe import read_recipe
 
             return read_recipe(source.text)
-        return read_megatron(source.text)
+        return read_megatron(source.text, source.settings)
 
 
 def _is_recipe(source: ProgramSource) -> bool:

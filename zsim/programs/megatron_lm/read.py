@@ -5,8 +5,9 @@ Defaults and refusals as in Megatron-Core 0.16.1 (`training/arguments.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, get_args
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.settings.table import GraphModule
@@ -38,13 +39,18 @@ _EMERGING = ("soap", "adaptive_muon")  # core/optimizer/emerging_optimizers.py
 _INTERLEAVED = ("strategy.overlap_p2p", "strategy.align_param_gather")
 
 
-def read_megatron(config: str | Sequence[str]) -> TrainingFile:
-    """The settings in a command line of Megatron.
+def read_megatron(
+    config: str | Sequence[str], settings: Mapping[str, Any] = MappingProxyType({})
+) -> TrainingFile:
+    """The settings in a command line of Megatron. Those of the experiment (`settings`, by dotted key) stand
+    for variables that nothing sets.
 
     Raises InputError for flags and values that Megatron refuses, NotSimulatedError for what changes a step in
     a way that zsim does not simulate.
     """
-    return settings_of(read_arguments(config))
+    arguments = read_arguments(config)
+    arguments.set_open_flags(settings)
+    return settings_of(arguments)
 
 
 def settings_of(arguments: Arguments) -> TrainingFile:
@@ -72,7 +78,6 @@ def settings_of(arguments: Arguments) -> TrainingFile:
     _read_data_parallelism(arguments, file)
     _read_environment(arguments, file)
     _note_ignored_flags(arguments, file)
-    file.missing |= arguments.missing
     file.resolve_stages = late_stages(arguments)
     return file
 

@@ -14,12 +14,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, read_toml
 from zsim.specs.experiment.overrides import apply_overrides
 from zsim.specs.experiment.programs import listed_programs, programs
+from zsim.specs.formats.config_file import flatten
 from zsim.specs.formats.program import ProgramSource, TrainingProgram
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.library import Library
@@ -56,12 +58,13 @@ def _toml_tables(path: str | Path) -> dict[str, Any]:
     return read_toml(path) if path.suffix.lower() == ".toml" and os.path.isfile(path) else {}
 
 
-def read_training_file(config: Words) -> TrainingFile:
+def read_training_file(config: Words, settings: Mapping[str, Any] = MappingProxyType({})) -> TrainingFile:
     """The settings in a training file or command line of another program.
 
+    `settings` are values of the experiment by dotted key, for those that a script leaves open.
     Raises InputError if it is neither, or has keys that its program would refuse.
     """
-    source = _source_of(config)
+    source = _source_of(config, settings)
     reader = None if source is None else _reader_of(source)
     if source is None or reader is None:
         expected = ", ".join(program.reads for program in listed_programs() if program.reads)
@@ -70,12 +73,12 @@ def read_training_file(config: Words) -> TrainingFile:
     return reader.read(source)
 
 
-def _source_of(config: Any) -> ProgramSource | None:
+def _source_of(config: Any, settings: Mapping[str, Any] = MappingProxyType({})) -> ProgramSource | None:
     """The source that `strategy.config` names. None if it is the content of a file."""
     if isinstance(config, str):
-        return ProgramSource(config)
+        return ProgramSource(config, settings=settings)
     if isinstance(config, list | tuple) and all(isinstance(word, str) for word in config):
-        return ProgramSource("", arguments=tuple(config))
+        return ProgramSource("", tuple(config), settings)
     return None
 
 
@@ -111,16 +114,13 @@ def merge_training_file(
     config = overrides.get("strategy.config", table.get("config"))
     if not is_training_file(config):
         return dict(data), dict(overrides)
-    file = read_training_file(config)
+    file = read_training_file(config, {**dict(flatten(data)), **overrides})
     remaining_overrides = {key: value for key, value in overrides.items() if key != "strategy.config"}
     if "strategy.config" in overrides:
         table = {}  # of the file that is replaced
     table.pop("config", None)
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     merged["strategy"] = table
-    for dotted, reason in file.missing.items():
-        if dotted != "model" and _value_at(merged, remaining_overrides, dotted) is None:
-            raise InputError(f"{file.name}: {reason}")
     _resolve_shape(file, merged, remaining_overrides)
     model, requested_model = file.defaults.get("model"), remaining_overrides.get("model", merged.get("model"))
     if model is not None and requested_model not in (None, model):

@@ -6,7 +6,7 @@ import importlib
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +55,8 @@ class ProgramSource:
     """The path or the command line. It is empty for a list of arguments."""
     arguments: tuple[str, ...] | None = None
     """The list of arguments, where it is one."""
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Values of the experiment by dotted key, for those that a script leaves open."""
 
     @property
     def suffix(self) -> str:
