@@ -100,9 +100,29 @@ def test_scripts_that_a_script_sources_or_starts_are_followed(tmp_path: Path) ->
     commands = run_script(text, {}, ["8b"], main).commands
     assert [words[1:] for words in commands] == [["32", "x", "32"], ["end"]]
     assert run_script("source none.sh\n", path=main).notes == ["not read: none.sh, which the script sources"]
-    main.write_text("bash main.sh\n")
-    with pytest.raises(InputError, match="nested too deep"):
-        run_script("bash main.sh\n", path=main)
+
+
+def test_a_script_that_starts_itself_again_is_followed_once(tmp_path: Path) -> None:
+    """Jobs submit their successors. A chain of scripts is followed to a depth."""
+    main = tmp_path / "main.sh"
+    for again in ("sbatch $0", "sbatch --dependency=afterany:$SLURM_JOB_ID $0", "sbatch main.sh"):
+        main.write_text(f"show a\n{again}\nshow b\n")
+        script = run_script(main.read_text(), path=main)
+        assert script.commands == [["show", "a"], ["show", "b"]]
+        assert script.notes == ["not followed: main.sh: it is being followed already"]
+    for n in range(10):
+        (tmp_path / f"{n}.sh").write_text(f"show {n}\nsource {n + 1}.sh\n")
+    chain = run_script("bash 0.sh\nbash 0.sh\n", path=main)
+    assert [words[1] for words in chain.commands] == [*"01234567"] * 2
+    assert chain.notes == ["not followed: 8.sh: nested too deep"] * 2
+
+
+def test_a_script_with_an_error_in_another_is_followed_without_it(tmp_path: Path) -> None:
+    (tmp_path / "bad_env.sh").write_text('A=1\nexport B="x\n')
+    for word in ("source", "bash"):
+        script = run_script(f"{word} ./bad_env.sh x\nshow $A $1\n", {}, ["p"], tmp_path / "main.sh")
+        assert script.commands == [["show", "$A", "p"]]
+        assert script.notes == ['not read: bad_env.sh: line 2: " without its end']
 
 
 def test_what_is_not_followed_is_noted() -> None:

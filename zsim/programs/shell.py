@@ -62,6 +62,8 @@ class Script:
     """The script's file, from whose folder those are looked for that it names."""
     rounds: Iterator[int] = field(default_factory=itertools.count)
     """The number of rounds of loops that have run."""
+    running: set[Path] = field(default_factory=set)
+    """The files that are being followed, this one and those that lead to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def run_script(
         script.variables.set_parameters(parameters)
     if path is not None:
         script.variables.values |= {"0": [str(path)], "BASH_SOURCE": [str(path)]}
+        script.running.add(path.resolve())
     try:
         _Runner(script, 0).run(tokenize(text))
     except RecursionError:
@@ -389,7 +392,7 @@ class _Runner:
         outer_source = variables.values.get("BASH_SOURCE", [])
         outer_parameters = variables.set_parameters(fields[1:]) if fields[1:] else None
         variables.values["BASH_SOURCE"] = [str(path)]
-        _Runner(self.script, self.depth + 1).run(tokenize(read_text(path)))
+        self._follow(path, self.script)
         variables.values["BASH_SOURCE"] = outer_source
         if outer_parameters is not None:
             variables.restore_parameters(outer_parameters)
@@ -408,11 +411,28 @@ class _Runner:
         values |= {**self.script.variables.values, "0": [str(path)], "BASH_SOURCE": [str(path)]}
         outer = self.script
         started = Script(
-            outer.commands, outer.environments, Variables(values), {}, outer.notes, path, outer.rounds
-        )
+            outer.commands, outer.environments, Variables(values), {}, outer.notes, path, outer.rounds,
+            outer.running,
+        )  # fmt: skip
         started.variables.set_parameters(fields[index + 1 :])
-        _Runner(started, self.depth + 1).run(tokenize(text))
+        self._follow(path, started)
         return True
+
+    def _follow(self, path: Path, script: Script) -> None:
+        """Run a file within `script`. One that is running already, as a job that submits itself again, one
+        too deep and one that is no script are left, with a note.
+        """
+        file = path.resolve()
+        if file in script.running or self.depth >= _MAX_DEPTH:
+            reason = "it is being followed already" if file in script.running else "nested too deep"
+            script.notes.append(f"not followed: {path.name}: {reason}")
+            return
+        script.running.add(file)
+        try:
+            _Runner(script, self.depth + 1).run(tokenize(read_text(path)))
+        except InputError as error:
+            script.notes.append(f"not read: {path.name}: {error}")
+        script.running.remove(file)
 
     def _locate(self, name: str) -> Path | None:
         """The file that the script names, or None if it is not here."""
