@@ -117,6 +117,28 @@ def test_a_script_that_starts_itself_again_is_followed_once(tmp_path: Path) -> N
     assert chain.notes == ["not followed: 8.sh: nested too deep"] * 2
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("srun --container-image=x torchrun train.py --eval_script in.sh", None),
+        ("srun -n 8 --label python -u train.py --eval_script in.sh", None),
+        ("srun --exclusive python -m pack.train --eval_script in.sh", None),
+        ("python train.py in.sh", None),
+        ("./in.sh a", "a"),
+        ("srun -N 2 --mpi pmix -l in.sh a", "a"),
+        ("srun --new-switch --mpi pmix bash -x in.sh a", "a"),
+        ("srun singularity exec --nv image bash in.sh a", "a"),
+        ("sbatch -N2 --nodelist n1 in.sh a", "a"),
+    ],
+)
+def test_a_script_among_a_programs_arguments_is_not_started(
+    tmp_path: Path, command: str, expected: str | None
+) -> None:
+    (tmp_path / "in.sh").write_text("show $1\n")
+    started = [["show", expected]] if expected else [command.split()]
+    assert run_script(command, path=tmp_path / "main.sh").commands == started
+
+
 def test_a_script_with_an_error_in_another_is_followed_without_it(tmp_path: Path) -> None:
     (tmp_path / "bad_env.sh").write_text('A=1\nexport B="x\n')
     for word in ("source", "bash"):

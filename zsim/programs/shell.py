@@ -27,6 +27,16 @@ _SBATCH = {
     "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
     "gres": ("SLURM_GPUS_ON_NODE",),
 }  # fmt: skip
+# Options of srun and sbatch without a word behind them (Slurm 24.05; container-* of pyxis 0.20).
+_SWITCHES = {
+    "--exclusive", "--label", "-l", "--unbuffered", "-u", "--overlap", "--exact", "--no-kill", "-k",
+    "--requeue", "--no-requeue", "--contiguous", "--overcommit", "-O", "--oversubscribe", "-s",
+    "--kill-on-bad-exit", "-K", "--immediate", "-I", "--pty", "--verbose", "-v", "--quiet", "-Q", "--hold",
+    "-H", "--disable-status", "-X", "--preserve-env", "-E", "--spread-job", "--use-min-nodes", "--parsable",
+    "--container-mount-home", "--no-container-mount-home", "--container-writable", "--container-readonly",
+    "--container-remap-root", "--no-container-remap-root", "--container-entrypoint",
+    "--no-container-entrypoint",
+}  # fmt: skip
 
 _MAX_COMMANDS, _MAX_DEPTH, _MAX_ROUNDS = 2_000, 8, 100
 _MAX_ALL_ROUNDS = 10_000  # of all loops together
@@ -399,8 +409,8 @@ class _Runner:
 
     def _start_script(self, fields: list[str]) -> bool:
         """Run a script that this one starts, which sees its variables. False if the words start none."""
-        index = next((n for n, word in enumerate(fields) if Path(word).suffix in SCRIPT_SUFFIXES), None)
-        if index is None or (index and os.path.basename(fields[0]) not in _STARTERS):
+        index = _script_index(fields)
+        if index is None:
             return False
         path = self._locate(fields[index])
         if path is None:
@@ -465,6 +475,31 @@ class _Runner:
             raise InputError(f"{match[1]}: a value of more than 100,000 characters")
         variables.values[match[1]] = [value]
         return True
+
+
+def _script_index(words: Sequence[str]) -> int | None:
+    """The index of the script that the words start: the first, the one behind a starter's options, or the
+    one behind `bash`. Others are arguments of a program.
+    """
+    names = [os.path.basename(word) for word in words]
+    indices = [0]
+    if names[0] in _STARTERS:
+        shell = next((n for n, name in enumerate(names) if name in ("bash", "sh")), 0)
+        indices = [_behind_options(words, start + 1) for start in dict.fromkeys((0, shell))]
+    is_script = (n for n in indices if n < len(words) and Path(words[n]).suffix in SCRIPT_SUFFIXES)
+    return next(is_script, None)
+
+
+def _behind_options(words: Sequence[str], position: int) -> int:
+    """The index behind options and their values. A script is no value of one that zsim does not know."""
+    while position < len(words) and words[position].startswith("-"):
+        option = words[position]
+        position += 1
+        is_switch = "=" in option or option in _SWITCHES or (len(option) > 2 and option[1] != "-")
+        value = words[position] if position < len(words) and not is_switch else "-"
+        is_script = Path(value).suffix in SCRIPT_SUFFIXES or os.path.basename(value) in _STARTERS
+        position += not (value.startswith("-") or is_script)
+    return position
 
 
 def _inner_script(words: list[str]) -> str | None:
