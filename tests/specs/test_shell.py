@@ -51,6 +51,9 @@ SCRIPTS = {
     "a loop as long as a condition holds": "n=0\nwhile [ $n -lt 3 ]; do\n show $n\n n=$((n+1))\ndone\n",
     "a loop until a condition fails": "set -- a b\nwhile [[ $# -gt 0 ]]; do show $1; shift; done\nshow $#\n",
     "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",
+    "a here string": 'read -r A B <<< "x y z"\nread C <<<u\nD="p q"\nread E F <<< $D\nshow $A "$B" $C $F\n',
+    "words behind a document's mark": "cat <<EOF > /dev/null; show a\nshow x\nEOF\nshow b\n",
+    "two documents": "read X <<A; read Y <<'B'\n1\nA\n2\nB\nshow $X $Y\n",
     "redirected": "A=1\nshow $A 2>&1 > /dev/stdout\n",
     "evaluated": 'C="show --x 1"\neval $C\n',
     "a shell in a shell": "A='--x 1'\nbash -c \"show $A\"\n",
@@ -77,6 +80,12 @@ def test_unset_variables_stand_for_themselves() -> None:
     sums = "N=4\nshow $(expr 16 / $N) `expr 2 \\* $N` '$(expr $M + 1)'\n"
     assert words_of(sums) == [["4", "8", "$(expr $M + 1)"]]
     assert words_of("A=$(hostname)\nshow $A\n") == [["$(hostname)"]]
+
+
+def test_words_that_read_would_cut_otherwise_are_unknown() -> None:
+    """A text that is read whole is known under any IFS."""
+    text = 'A=1\nIFS=, read -ra A <<< "0,1"\nIFS=: read -r B C <<< "0:1"\nIFS= read -r D <<< "p q"\n'
+    assert words_of(f'{text}show $A $B "$D"\n') == [["$A", "$B", "p q"]]
 
 
 def test_what_is_to_be_filled_in_is_one_word() -> None:

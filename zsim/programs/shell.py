@@ -372,13 +372,13 @@ class _Runner:
         inner = _inner_script(fields)
         document = ""
         if documents and fields[0] in ("read", *_STARTERS):
-            document = "".join(self.script.variables.expand(documents[-1]))
-        if inner is None and document and fields[0] in _STARTERS:
+            document = " ".join(self.script.variables.expand(documents[-1]))
+        if inner is None and document and fields[0] in _STARTERS and _script_index(fields) is None:
             inner = document
         if inner is not None:
             _Runner(self.script, self.depth + 1).run(tokenize(inner))
         elif fields[0] == "read" and document:
-            self.script.variables.values[fields[-1]] = [document.strip()]
+            self._read(fields[1:], document)
         elif fields[0] in self.script.functions:
             self._call(fields)
         elif fields[0] == "set" and fields[1:2] == ["--"]:
@@ -391,6 +391,18 @@ class _Runner:
             values = self.script.variables.values
             self.script.commands.append(fields)
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
+
+    def _read(self, fields: list[str], document: str) -> None:
+        """Set the variables of `read`. Arrays, and words under another IFS than the shell's, are unknown."""
+        values = self.script.variables.values
+        names = [word for word in fields if re.fullmatch(r"[A-Za-z_]\w*", word)]
+        is_single = len(names) == 1
+        words = [document.strip()] if is_single else document.strip().split(maxsplit=len(names) - 1)
+        is_array = any(re.match(r"-\w*a", word) for word in fields)
+        for number, name in enumerate(names):
+            values.pop(name, None)
+            if not is_array and (is_single or "IFS" not in values):
+                values[name] = words[number : number + 1] or [""]
 
     def _source(self, fields: list[str]) -> None:
         """Run a script that this one sources, which sees and sets the same variables."""
