@@ -279,6 +279,35 @@ def test_what_a_script_runs_besides_training_is_not_its_training(folder: Path) -
         read("run.sh")
 
 
+@pytest.mark.parametrize("name", ["tune", "composer", "accelerate"])
+def test_names_of_jobs_are_no_launchers(folder: Path, name: str) -> None:
+    assert read(f"srun --job-name {name} torchrun --nproc_per_node 4 train.py {FLAGS}").gpus == 4
+
+
+@pytest.mark.parametrize("name", ["check_and_train.py", "run_roundtrip_sft.py", "reward_server_sft.py"])
+def test_flags_of_a_training_and_its_name_say_that_a_script_trains(folder: Path, name: str) -> None:
+    """A script that is named for another job too is not preferred to the one that trains."""
+    assert read(f"torchrun --nproc_per_node 4 {name} {FLAGS}").gpus == 4
+    assert read(f"torchrun --nproc_per_node 4 prepare.py {FLAGS}").gpus == 4
+    command = f"deepspeed --num_gpus 8 {name} --deepspeed_config zero3.json --epochs 3"
+    model = {"model": "llama-3-8b", "training__micro_batch_size": 1, "training__precision": "bf16"}
+    assert read(command, **model).strategy.kind == "deepspeed"
+    (folder / "run.sh").write_text(f"torchrun --nproc_per_node 4 train.py {FLAGS}\npython {name} --in x\n")
+    assert read("run.sh").gpus == 4
+
+
+def test_overrides_with_variables_in_a_list_stay_texts(folder: Path) -> None:
+    command = (
+        "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=8 trainer.nnodes=1 "
+        "data.train_batch_size=64 data.max_prompt_length=512 data.max_response_length=512 "
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 "
+        "'data.train_files=[${gsm8k_train},${math_train}]'"
+    )
+    found = read(command)
+    assert (found.program, found.model, found.gpus) == ("verl", "qwen2.5-7b", 8)
+
+
 def test_uvs_extras_are_no_launchers() -> None:
     """`uv run` starts what stands behind its flags, of which `--extra megatron` names no trainer."""
     words = ["uv", "run", "--frozen", "--extra", "megatron", "python3", "-m", "verl.trainer.main_ppo", "a=b"]

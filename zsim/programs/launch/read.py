@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.models import write_types
 from zsim.programs.huggingface.strategies import NO_ENGINE
-from zsim.programs.launch.commands import TRAINERS, Launch, flag_values
+from zsim.programs.launch.commands import FLAG_MARKS, TRAINERS, Launch, flag_values
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
@@ -47,7 +48,6 @@ _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
 _GPU_OPTIONS = ("nproc_per_node", "num_gpus")
-_FLAG_MARKS = ("per_device_train_batch_size", "gradient_checkpointing", "learning_rate", "do_train")
 # accelerate launch: flags of sections of its file.
 _SECTIONS = {
     "deepspeed_config": (
@@ -67,7 +67,7 @@ def read_launch(launch: Launch) -> TrainingFile:
     Raises InputError for flags that the launcher or the program refuses, NotSimulatedError for a program
     whose flags zsim does not know.
     """
-    if not launch.trains:
+    if not launch.may_train:
         words = TRAINERS.get(launch.launcher)
         expected = f"{launch.launcher} {' or '.join(words)}" if words else "a command that trains"
         raise InputError(
@@ -169,7 +169,7 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
     for program in (LLAMA_FACTORY, TRL, TRAINER):
         if program.recognises(source):
             return program
-    return TRAINER if any(mark in values for mark in _FLAG_MARKS) else None
+    return TRAINER if any(mark in values for mark in FLAG_MARKS) else None
 
 
 def _read_named_file(
@@ -208,10 +208,10 @@ def _assignments(words: Iterable[str]) -> dict[str, Any]:
         key, equals, value = word.lstrip("+").partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][\w.@-]*", key):
             continue
+        changes[key] = None if value in ("null", "None") else _typed(value.strip("'\""))
         if value[:1] in ("[", "{"):
-            changes[key] = load_yaml(value, key)
-        else:
-            changes[key] = None if value in ("null", "None") else _typed(value.strip("'\""))
+            with suppress(InputError):  # `[${a},${b}]`, of variables or of Hydra, stays a text
+                changes[key] = load_yaml(value, key)
     return changes
 
 
