@@ -267,6 +267,27 @@ def test_a_programs_own_file_is_read_with_what_stands_behind_it(
     assert (found.training.micro_batch_size, found.training.sequence_length) == expected
 
 
+@pytest.mark.parametrize(
+    ("command", "model", "rank"),
+    [
+        ("finetune EleutherAI/pythia-1.4b --config a.yaml", "pythia-1.4b", 8),
+        ("finetune_lora --config a.yaml --lora_r 4", "llama-2-7b", 4),
+        ("finetune_full EleutherAI/pythia-1.4b --config a.yaml", "pythia-1.4b", None),
+        ("finetune_lora EleutherAI/pythia-1.4b --devices 1 --train.micro_batch_size 4", "pythia-1.4b", 8),
+        ("pretrain pythia-1.4b --config b.yaml --train.micro_batch_size 4", "pythia-1.4b", None),
+    ],
+)
+def test_litgpts_word_is_its_model_and_its_subcommand_the_adapters(
+    folder: Path, command: str, model: str, rank: int | None
+) -> None:
+    (folder / "a.yaml").write_text(LITGPT)
+    (folder / "b.yaml").write_text("model_name: Llama-3-8B\ntrain: {global_batch_size: 32}\n")
+    found = read(f"litgpt {command} --train.max_seq_length 256")
+    lora = found.training.lora
+    assert (found.program, found.model, lora and lora.rank) == ("litgpt", model, rank)
+    assert found.training.micro_batch_size == 4
+
+
 def test_what_a_script_runs_besides_training_is_not_its_training(folder: Path) -> None:
     (folder / "run.sh").write_text(
         "python -m torch.distributed.run --nproc_per_node 4 train.py --config-file a.yaml\n"

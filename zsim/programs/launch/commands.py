@@ -125,7 +125,7 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     variables = {**variables, **dict(word.partition("=")[::2] for word in words[:index] if "=" in word)}
     launcher, rest = Path(words[index]).name, list(words[index + 1 :])
     if launcher in TRAINERS:
-        if not rest or not re.fullmatch(r"[a-z][a-z-]*", rest[0]):
+        if not rest or not re.fullmatch(r"[a-z][a-z_-]*", rest[0]):
             return None
         return Launch(where, launcher, {}, rest[0], rest[1:], variables)
     options, rest = _options(rest[launcher in _SUBCOMMANDS :])

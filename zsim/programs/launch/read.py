@@ -19,6 +19,7 @@ from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.models import write_types
 from zsim.programs.huggingface.strategies import NO_ENGINE
 from zsim.programs.launch.commands import FLAG_MARKS, TRAINERS, Launch, flag_values
+from zsim.programs.litgpt.program import PROGRAM as LITGPT
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
@@ -42,7 +43,9 @@ _TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
     ("swift", MS_SWIFT),
 )
 # Launchers of one program.
-_TRAINERS: Mapping[str, TrainingProgram] = {"trl": TRL, "swift": MS_SWIFT, "megatron": MS_SWIFT}
+_TRAINERS: Mapping[str, TrainingProgram] = {
+    "trl": TRL, "swift": MS_SWIFT, "megatron": MS_SWIFT, "litgpt": LITGPT,
+}  # fmt: skip
 # Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -97,6 +100,10 @@ def _started(launch: Launch) -> TrainingFile:
     config = config or values.pop("config", None) or values.pop("config_file", None)
     if isinstance(config, list):  # assignments stand behind it
         config, loose = config[0], [*loose, *map(str, config[1:])]
+    if launch.launcher == "litgpt" and (
+        names := [word for word in loose if word != config and "=" not in word]
+    ):
+        values["model_name" if launch.target == "pretrain" else "checkpoint_dir"] = names[0]
     program: TrainingProgram | None = next(
         (owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None
     )
@@ -184,7 +191,9 @@ def _read_named_file(
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
     changes = {**values, **_assignments(loose)}
     if isinstance(owner, ValuesProgram):
-        return owner.read_changed(source, changes)
+        content = source.content if isinstance(source.content, Mapping) else {}
+        defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
+        return owner.read_changed(source, {**defaults, **changes})
     if not owner.file_nouns or owner.is_script:
         return owner.read(source)
     return _reader(owner)(str(path), change_values({**_defaults(launch), **load_table(path)}, changes))
@@ -219,6 +228,8 @@ def _defaults(launch: Launch) -> Mapping[str, Any]:
     """The values that the word behind a program stands for, where its file and flags say none."""
     if launch.launcher == "llamafactory-cli" and launch.target != "train":
         return {"stage": launch.target}
+    if launch.launcher == "litgpt" and launch.target in ("finetune", "finetune_lora"):
+        return {"lora_r": 8}  # litgpt 0.5.13, __main__.py and finetune/lora.py
     loss = (
         {"rlhf_type": "dpo"} if _TRAINERS.get(launch.launcher) is MS_SWIFT and launch.target == "rlhf" else {}
     )
