@@ -497,13 +497,13 @@ def _script_index(words: Sequence[str]) -> int | None:
     indices = [0]
     if names[0] in _STARTERS:
         shell = next((n for n, name in enumerate(names) if name in ("bash", "sh")), 0)
-        indices = [_behind_options(words, start + 1) for start in dict.fromkeys((0, shell))]
+        indices = [_skip_options(words, start + 1) for start in dict.fromkeys((0, shell))]
     is_script = (n for n in indices if n < len(words) and Path(words[n]).suffix in SCRIPT_SUFFIXES)
     return next(is_script, None)
 
 
-def _behind_options(words: Sequence[str], position: int) -> int:
-    """The index behind options and their values. A script is no value of one that zsim does not know."""
+def _skip_options(words: Sequence[str], position: int) -> int:
+    """The index after options and their values. A script is no value of one that zsim does not know."""
     while position < len(words) and words[position].startswith("-"):
         option = words[position]
         position += 1
