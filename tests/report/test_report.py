@@ -285,7 +285,7 @@ def test_of_many_notes_the_first_is_told_and_the_others_are_counted() -> None:
     *_, last = brief_lines(replace(report, input_notes=("one",)))
     assert last == "note: one"
     *_, last = brief_lines(replace(report, input_notes=("one", "two", "three")))
-    assert last == "note: one (and 2 more without --brief)"
+    assert last == "note: one (and 2 more with --full)"
 
 
 def test_the_short_report_is_a_screen() -> None:
@@ -304,8 +304,28 @@ def test_the_short_report_is_a_screen() -> None:
     assert len(short) <= 40
     assert any(line.startswith("note: note 0 ") for line in short)
     told = sum(line.startswith("note: note ") for line in short)
-    assert f"notes: {8 - told} more on what was asked" in " ".join(" ".join(short).split())
+    assert told >= 3
+    assert f"these notes whole, {8 - told} more on what was asked" in " ".join(" ".join(short).split())
     assert sum(line.startswith("note: note ") for line in shown(is_full=True)) == 8
+    assert report.limit.split(":")[0] in " ".join(short)
+
+
+def test_what_the_verdict_refers_to_is_in_the_short_report() -> None:
+    """An allocator that runs short: its notes come first, and what limits the step stays."""
+    job = Experiment(
+        model="llama-3-8b",
+        cluster="dgx-a100-40gb",
+        nodes=4,
+        training={"sequence_length": 4096},
+        strategy={"kind": "fsdp2"},
+    )
+    report = zsim.simulate(job).report
+    text = io.StringIO()
+    print_report(report, Console(file=text, width=80, color_system=None), is_full=False)
+    words = " ".join(text.getvalue().split())
+    assert "see the notes" in words
+    assert "note: torch's allocator" in words
+    assert report.limit.split(":")[0] in words
 
 
 # -- The experiment as sections with readable values -------------------------------------------------------

@@ -267,6 +267,27 @@ def test_a_programs_own_file_is_read_with_what_stands_behind_it(
     assert (found.training.micro_batch_size, found.training.sequence_length) == expected
 
 
+@pytest.mark.parametrize(
+    ("command", "model", "rank"),
+    [
+        ("finetune EleutherAI/pythia-1.4b --config a.yaml", "pythia-1.4b", 8),
+        ("finetune_lora --config a.yaml --lora_r 4", "llama-2-7b", 4),
+        ("finetune_full EleutherAI/pythia-1.4b --config a.yaml", "pythia-1.4b", None),
+        ("finetune_lora EleutherAI/pythia-1.4b --devices 1 --train.micro_batch_size 4", "pythia-1.4b", 8),
+        ("pretrain pythia-1.4b --config b.yaml --train.micro_batch_size 4", "pythia-1.4b", None),
+    ],
+)
+def test_litgpts_word_is_its_model_and_its_subcommand_the_adapters(
+    folder: Path, command: str, model: str, rank: int | None
+) -> None:
+    (folder / "a.yaml").write_text(LITGPT)
+    (folder / "b.yaml").write_text("model_name: Llama-3-8B\ntrain: {global_batch_size: 32}\n")
+    found = read(f"litgpt {command} --train.max_seq_length 256")
+    lora = found.training.lora
+    assert (found.program, found.model, lora and lora.rank) == ("litgpt", model, rank)
+    assert found.training.micro_batch_size == 4
+
+
 def test_what_a_script_runs_besides_training_is_not_its_training(folder: Path) -> None:
     (folder / "run.sh").write_text(
         "python -m torch.distributed.run --nproc_per_node 4 train.py --config-file a.yaml\n"
@@ -277,6 +298,35 @@ def test_what_a_script_runs_besides_training_is_not_its_training(folder: Path) -
     (folder / "run.sh").write_text("python tools/convert.py --in x\n")
     with pytest.raises(InputError, match=r"convert\.py trains nothing; expected a command that trains"):
         read("run.sh")
+
+
+@pytest.mark.parametrize("name", ["tune", "composer", "accelerate"])
+def test_names_of_jobs_are_no_launchers(folder: Path, name: str) -> None:
+    assert read(f"srun --job-name {name} torchrun --nproc_per_node 4 train.py {FLAGS}").gpus == 4
+
+
+@pytest.mark.parametrize("name", ["check_and_train.py", "run_roundtrip_sft.py", "reward_server_sft.py"])
+def test_flags_of_a_training_and_its_name_say_that_a_script_trains(folder: Path, name: str) -> None:
+    """A script that is named for another job too is not preferred to the one that trains."""
+    assert read(f"torchrun --nproc_per_node 4 {name} {FLAGS}").gpus == 4
+    assert read(f"torchrun --nproc_per_node 4 prepare.py {FLAGS}").gpus == 4
+    command = f"deepspeed --num_gpus 8 {name} --deepspeed_config zero3.json --epochs 3"
+    model = {"model": "llama-3-8b", "training__micro_batch_size": 1, "training__precision": "bf16"}
+    assert read(command, **model).strategy.kind == "deepspeed"
+    (folder / "run.sh").write_text(f"torchrun --nproc_per_node 4 train.py {FLAGS}\npython {name} --in x\n")
+    assert read("run.sh").gpus == 4
+
+
+def test_overrides_with_variables_in_a_list_stay_texts(folder: Path) -> None:
+    command = (
+        "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=8 trainer.nnodes=1 "
+        "data.train_batch_size=64 data.max_prompt_length=512 data.max_response_length=512 "
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 "
+        "'data.train_files=[${gsm8k_train},${math_train}]'"
+    )
+    found = read(command)
+    assert (found.program, found.model, found.gpus) == ("verl", "qwen2.5-7b", 8)
 
 
 def test_uvs_extras_are_no_launchers() -> None:

@@ -221,12 +221,15 @@ def test_what_nemo_rl_trains_otherwise_is_refused(tmp_path: Path, section: str, 
         read(write(tmp_path, f"{POLICY}{section}: {{max_num_steps: 10}}\n"))
 
 
-def test_adapters_of_nemo_rl_leave_out_what_is_excluded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "pattern"), [("*down_proj*", ".*down_proj.*"), ("down_proj", r"(.*\.)?down_proj")]
+)
+def test_adapters_of_nemo_rl_leave_out_what_is_excluded(tmp_path: Path, name: str, pattern: str) -> None:
     """Without targets every product but the excluded ones has an adapter."""
-    adapters = "lora_cfg: {enabled: true, dim: 4, match_all_linear: false, exclude_modules: ['*down_proj*']},"
+    adapters = f"lora_cfg: {{enabled: true, dim: 4, match_all_linear: false, exclude_modules: ['{name}']}},"
     text = POLICY.replace("dtensor_cfg: {enabled: true,", f"dtensor_cfg: {{enabled: true, {adapters}")
     lora = there(read(write(tmp_path, text)).training.lora)
-    assert (lora.rank, lora.targets, lora.exclude) == (4, "all-linear", ".*down_proj.*")
+    assert (lora.rank, lora.targets, lora.exclude) == (4, "all-linear", pattern)
 
 
 def test_gpus_that_generate_do_not_train(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ SCRIPTS = {
     "a loop as long as a condition holds": "n=0\nwhile [ $n -lt 3 ]; do\n show $n\n n=$((n+1))\ndone\n",
     "a loop until a condition fails": "set -- a b\nwhile [[ $# -gt 0 ]]; do show $1; shift; done\nshow $#\n",
     "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",
+    "a here string": 'read -r A B <<< "x y z"\nread C <<<u\nD="p q"\nread E F <<< $D\nshow $A "$B" $C $F\n',
+    "words behind a document's mark": "cat <<EOF > /dev/null; show a\nshow x\nEOF\nshow b\n",
+    "two documents": "read X <<A; read Y <<'B'\n1\nA\n2\nB\nshow $X $Y\n",
     "redirected": "A=1\nshow $A 2>&1 > /dev/stdout\n",
     "evaluated": 'C="show --x 1"\neval $C\n',
     "a shell in a shell": "A='--x 1'\nbash -c \"show $A\"\n",
@@ -79,6 +82,12 @@ def test_unset_variables_stand_for_themselves() -> None:
     assert words_of("A=$(hostname)\nshow $A\n") == [["$(hostname)"]]
 
 
+def test_words_that_read_would_cut_otherwise_are_unknown() -> None:
+    """A text that is read whole is known under any IFS."""
+    text = 'A=1\nIFS=, read -ra A <<< "0,1"\nIFS=: read -r B C <<< "0:1"\nIFS= read -r D <<< "p q"\n'
+    assert words_of(f'{text}show $A $B "$D"\n') == [["$A", "$B", "p q"]]
+
+
 def test_what_is_to_be_filled_in_is_one_word() -> None:
     """bash would take it for a redirection. An unknown output is one word as well."""
     assert words_of("export D=<path to data>\nshow --data $D --vocab <a b.json> < in > out\n") == [
@@ -100,9 +109,51 @@ def test_scripts_that_a_script_sources_or_starts_are_followed(tmp_path: Path) ->
     commands = run_script(text, {}, ["8b"], main).commands
     assert [words[1:] for words in commands] == [["32", "x", "32"], ["end"]]
     assert run_script("source none.sh\n", path=main).notes == ["not read: none.sh, which the script sources"]
-    main.write_text("bash main.sh\n")
-    with pytest.raises(InputError, match="nested too deep"):
-        run_script("bash main.sh\n", path=main)
+
+
+def test_a_script_that_starts_itself_again_is_followed_once(tmp_path: Path) -> None:
+    """Jobs submit their successors. A chain of scripts is followed to a depth."""
+    main = tmp_path / "main.sh"
+    for again in ("sbatch $0", "sbatch --dependency=afterany:$SLURM_JOB_ID $0", "sbatch main.sh"):
+        main.write_text(f"show a\n{again}\nshow b\n")
+        script = run_script(main.read_text(), path=main)
+        assert script.commands == [["show", "a"], ["show", "b"]]
+        assert script.notes == ["not followed: main.sh: it is being followed already"]
+    for n in range(10):
+        (tmp_path / f"{n}.sh").write_text(f"show {n}\nsource {n + 1}.sh\n")
+    chain = run_script("bash 0.sh\nbash 0.sh\n", path=main)
+    assert [words[1] for words in chain.commands] == [*"01234567"] * 2
+    assert chain.notes == ["not followed: 8.sh: nested too deep"] * 2
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("srun --container-image=x torchrun train.py --eval_script in.sh", None),
+        ("srun -n 8 --label python -u train.py --eval_script in.sh", None),
+        ("srun --exclusive python -m pack.train --eval_script in.sh", None),
+        ("python train.py in.sh", None),
+        ("./in.sh a", "a"),
+        ("srun -N 2 --mpi pmix -l in.sh a", "a"),
+        ("srun --new-switch --mpi pmix bash -x in.sh a", "a"),
+        ("srun singularity exec --nv image bash in.sh a", "a"),
+        ("sbatch -N2 --nodelist n1 in.sh a", "a"),
+    ],
+)
+def test_a_script_among_a_programs_arguments_is_not_started(
+    tmp_path: Path, command: str, expected: str | None
+) -> None:
+    (tmp_path / "in.sh").write_text("show $1\n")
+    started = [["show", expected]] if expected else [command.split()]
+    assert run_script(command, path=tmp_path / "main.sh").commands == started
+
+
+def test_a_script_with_an_error_in_another_is_followed_without_it(tmp_path: Path) -> None:
+    (tmp_path / "bad_env.sh").write_text('A=1\nexport B="x\n')
+    for word in ("source", "bash"):
+        script = run_script(f"{word} ./bad_env.sh x\nshow $A $1\n", {}, ["p"], tmp_path / "main.sh")
+        assert script.commands == [["show", "$A", "p"]]
+        assert script.notes == ['not read: bad_env.sh: line 2: " without its end']
 
 
 def test_what_is_not_followed_is_noted() -> None:

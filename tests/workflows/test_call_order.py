@@ -25,7 +25,7 @@ from validation.rl.call_order import (
 from zsim.engine.simulator import Simulator
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.job import resolve_rl
-from zsim.workflows.rl.phases import model_bytes, num_tensors
+from zsim.workflows.rl.phases import model_bytes, num_tensors, phase_times
 
 RECORDED = json.loads((Path(call_order.__file__).parent / "call_orders.json").read_text())["calls"]
 
@@ -75,3 +75,36 @@ def test_a_step_has_the_calls_of_the_package(name: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs trl: pip install trl")
 def test_the_package_still_makes_the_calls_of_the_file(name: str) -> None:
     assert [list(row) for row in in_a_row(calls_of(CASES[name]))] == RECORDED[name]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_base_of_adapters_is_sent_as_it_is_stored(kind: str) -> None:
+    """Adapters in fp32 beside a frozen base in 16 bits. The passes without backward are simulated too, whose
+    casts nothing keeps."""
+    simulator = Simulator()
+    job = resolve_rl(
+        Experiment(
+            model=MODEL,
+            cluster="dgx-h100",
+            gpus=8,
+            strategy={"kind": kind},
+            training={
+                "sequence_length": 32,
+                "micro_batch_size": 1,
+                "stored_dtype": "fp32",
+                "lora": {"rank": 8},
+                "frozen_dtype": "bf16",
+            },
+            rl={
+                "framework": "trl",
+                "prompts_per_step": 16,
+                "samples_per_prompt": 4,
+                "lengths": {"prompt": {"mean": 4}, "response": {"mean": 8}, "max_response": 16},
+            },
+        ),
+        simulator,
+    )
+    model = job.update_job.model
+    adapters = sum(p.numel for _, p in model.named_parameters() if p.trainable)
+    assert model_bytes(job) == 4 * adapters + 2 * (model.numel - adapters)
+    assert phase_times(job, simulator).old_logprobs > 0

@@ -27,6 +27,16 @@ _SBATCH = {
     "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
     "gres": ("SLURM_GPUS_ON_NODE",),
 }  # fmt: skip
+# Options of srun and sbatch without a word behind them (Slurm 24.05; container-* of pyxis 0.20).
+_SWITCHES = {
+    "--exclusive", "--label", "-l", "--unbuffered", "-u", "--overlap", "--exact", "--no-kill", "-k",
+    "--requeue", "--no-requeue", "--contiguous", "--overcommit", "-O", "--oversubscribe", "-s",
+    "--kill-on-bad-exit", "-K", "--immediate", "-I", "--pty", "--verbose", "-v", "--quiet", "-Q", "--hold",
+    "-H", "--disable-status", "-X", "--preserve-env", "-E", "--spread-job", "--use-min-nodes", "--parsable",
+    "--container-mount-home", "--no-container-mount-home", "--container-writable", "--container-readonly",
+    "--container-remap-root", "--no-container-remap-root", "--container-entrypoint",
+    "--no-container-entrypoint",
+}  # fmt: skip
 
 _MAX_COMMANDS, _MAX_DEPTH, _MAX_ROUNDS = 2_000, 8, 100
 _MAX_ALL_ROUNDS = 10_000  # of all loops together
@@ -62,6 +72,8 @@ class Script:
     """The script's file, from whose folder those are looked for that it names."""
     rounds: Iterator[int] = field(default_factory=itertools.count)
     """The number of rounds of loops that have run."""
+    running: set[Path] = field(default_factory=set)
+    """The files that are being followed, this one and those that lead to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +120,7 @@ def run_script(
         script.variables.set_parameters(parameters)
     if path is not None:
         script.variables.values |= {"0": [str(path)], "BASH_SOURCE": [str(path)]}
+        script.running.add(path.resolve())
     try:
         _Runner(script, 0).run(tokenize(text))
     except RecursionError:
@@ -359,13 +372,13 @@ class _Runner:
         inner = _inner_script(fields)
         document = ""
         if documents and fields[0] in ("read", *_STARTERS):
-            document = "".join(self.script.variables.expand(documents[-1]))
-        if inner is None and document and fields[0] in _STARTERS:
+            document = " ".join(self.script.variables.expand(documents[-1]))
+        if inner is None and document and fields[0] in _STARTERS and _script_index(fields) is None:
             inner = document
         if inner is not None:
             _Runner(self.script, self.depth + 1).run(tokenize(inner))
         elif fields[0] == "read" and document:
-            self.script.variables.values[fields[-1]] = [document.strip()]
+            self._read(fields[1:], document)
         elif fields[0] in self.script.functions:
             self._call(fields)
         elif fields[0] == "set" and fields[1:2] == ["--"]:
@@ -379,6 +392,18 @@ class _Runner:
             self.script.commands.append(fields)
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
 
+    def _read(self, fields: list[str], document: str) -> None:
+        """Set the variables of `read`. Arrays, and words under another IFS than the shell's, are unknown."""
+        values = self.script.variables.values
+        names = [word for word in fields if re.fullmatch(r"[A-Za-z_]\w*", word)]
+        is_single = len(names) == 1
+        words = [document.strip()] if is_single else document.strip().split(maxsplit=len(names) - 1)
+        is_array = any(re.match(r"-\w*a", word) for word in fields)
+        for number, name in enumerate(names):
+            values.pop(name, None)
+            if not is_array and (is_single or "IFS" not in values):
+                values[name] = words[number : number + 1] or [""]
+
     def _source(self, fields: list[str]) -> None:
         """Run a script that this one sources, which sees and sets the same variables."""
         name = "".join(fields[:1])
@@ -389,15 +414,15 @@ class _Runner:
         outer_source = variables.values.get("BASH_SOURCE", [])
         outer_parameters = variables.set_parameters(fields[1:]) if fields[1:] else None
         variables.values["BASH_SOURCE"] = [str(path)]
-        _Runner(self.script, self.depth + 1).run(tokenize(read_text(path)))
+        self._follow(path, self.script)
         variables.values["BASH_SOURCE"] = outer_source
         if outer_parameters is not None:
             variables.restore_parameters(outer_parameters)
 
     def _start_script(self, fields: list[str]) -> bool:
         """Run a script that this one starts, which sees its variables. False if the words start none."""
-        index = next((n for n, word in enumerate(fields) if Path(word).suffix in SCRIPT_SUFFIXES), None)
-        if index is None or (index and os.path.basename(fields[0]) not in _STARTERS):
+        index = _script_index(fields)
+        if index is None:
             return False
         path = self._locate(fields[index])
         if path is None:
@@ -408,11 +433,28 @@ class _Runner:
         values |= {**self.script.variables.values, "0": [str(path)], "BASH_SOURCE": [str(path)]}
         outer = self.script
         started = Script(
-            outer.commands, outer.environments, Variables(values), {}, outer.notes, path, outer.rounds
-        )
+            outer.commands, outer.environments, Variables(values), {}, outer.notes, path, outer.rounds,
+            outer.running,
+        )  # fmt: skip
         started.variables.set_parameters(fields[index + 1 :])
-        _Runner(started, self.depth + 1).run(tokenize(text))
+        self._follow(path, started)
         return True
+
+    def _follow(self, path: Path, script: Script) -> None:
+        """Run a file within `script`. One that is running already, as a job that submits itself again, one
+        too deep and one that is no script are left, with a note.
+        """
+        file = path.resolve()
+        if file in script.running or self.depth >= _MAX_DEPTH:
+            reason = "it is being followed already" if file in script.running else "nested too deep"
+            script.notes.append(f"not followed: {path.name}: {reason}")
+            return
+        script.running.add(file)
+        try:
+            _Runner(script, self.depth + 1).run(tokenize(read_text(path)))
+        except InputError as error:
+            script.notes.append(f"not read: {path.name}: {error}")
+        script.running.remove(file)
 
     def _locate(self, name: str) -> Path | None:
         """The file that the script names, or None if it is not here."""
@@ -445,6 +487,31 @@ class _Runner:
             raise InputError(f"{match[1]}: a value of more than 100,000 characters")
         variables.values[match[1]] = [value]
         return True
+
+
+def _script_index(words: Sequence[str]) -> int | None:
+    """The index of the script that the words start: the first, the one behind a starter's options, or the
+    one behind `bash`. Others are arguments of a program.
+    """
+    names = [os.path.basename(word) for word in words]
+    indices = [0]
+    if names[0] in _STARTERS:
+        shell = next((n for n, name in enumerate(names) if name in ("bash", "sh")), 0)
+        indices = [_skip_options(words, start + 1) for start in dict.fromkeys((0, shell))]
+    is_script = (n for n in indices if n < len(words) and Path(words[n]).suffix in SCRIPT_SUFFIXES)
+    return next(is_script, None)
+
+
+def _skip_options(words: Sequence[str], position: int) -> int:
+    """The index after options and their values. A script is no value of one that zsim does not know."""
+    while position < len(words) and words[position].startswith("-"):
+        option = words[position]
+        position += 1
+        is_switch = "=" in option or option in _SWITCHES or (len(option) > 2 and option[1] != "-")
+        value = words[position] if position < len(words) and not is_switch else "-"
+        is_script = Path(value).suffix in SCRIPT_SUFFIXES or os.path.basename(value) in _STARTERS
+        position += not (value.startswith("-") or is_script)
+    return position
 
 
 def _inner_script(words: list[str]) -> str | None:

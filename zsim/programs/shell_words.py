@@ -21,7 +21,7 @@ _BREAKS = ("&&", "||", ";;", ";", "|", "&", "\n", "(", ")")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)\($")
 _PARAMETER = re.compile(r"[1-9][0-9]*|[@*#]")
-_REDIRECTION = re.compile(r"[&\d]?(<<-?|>>|[<>])&?[ \t]*")
+_REDIRECTION = re.compile(r"[&\d]?(<<<|<<-?|>>|[<>])&?[ \t]*")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|;&\n]*[\w.]>(?=[\s\"'/]|$)")  # `<path to data>`, to be filled in
 # A word of a value. An unknown output is one, and so is what is to be filled in.
 _FIELD = re.compile(rf"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|{_PLACEHOLDER.pattern}|\S)+")
@@ -44,7 +44,7 @@ class Token:
     is_operator: bool = False
     array: str | None = None
     is_document: bool = False
-    """The text is a document, in double quotes."""
+    """The text is a document, in double quotes, or the word of a here string."""
 
 
 def tokenize(script: str) -> list[Token]:
@@ -56,6 +56,8 @@ class _Lexer:
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
+        self.documents_end = 0
+        """Where the documents end that begin behind the line."""
 
     def run(self) -> Iterator[Token]:
         while self.position < len(self.text):
@@ -76,6 +78,8 @@ class _Lexer:
             ) is not None:
                 self.position += len(separator)
                 yield Token(separator, is_operator=True)
+                if separator == "\n":
+                    self.position, self.documents_end = max(self.position, self.documents_end), 0
             else:
                 yield self._read_word()
 
@@ -84,7 +88,9 @@ class _Lexer:
         self.position = len(self.text) if end < 0 else end
 
     def _read_redirection(self) -> Iterator[Token]:
-        """Skip `2>&1`, `&> file` and `> file`. The document of `<<EOF ... EOF` is a token."""
+        """Skip `2>&1`, `&> file` and `> file`. The document of `<<EOF ... EOF` is a token, and the word of
+        `<<< word`.
+        """
         redirection = _REDIRECTION.match(self.text, self.position)
         assert redirection is not None
         self.position = redirection.end()
@@ -94,11 +100,14 @@ class _Lexer:
         if not redirection[1].startswith("<<"):
             return
         word = self.text[start : self.position]
+        if redirection[1] == "<<<":
+            yield Token(word, is_document=True)
+            return
         delimiter = word.strip("'\"\\")
-        begin = self.text.find("\n", self.position) + 1 or len(self.text)
+        begin = self.documents_end or self.text.find("\n", self.position) + 1 or len(self.text)
         end = re.compile(rf"^\s*{re.escape(delimiter)}\s*$", re.MULTILINE).search(self.text, begin)
         document = self.text[begin : len(self.text) if end is None else end.start()]
-        self.position = len(self.text) if end is None else end.end()
+        self.documents_end = len(self.text) if end is None else end.end()
         if word != delimiter:  # quoted, so that nothing in it is expanded
             document = re.sub(r"([\\$`])", r"\\\1", document)
             yield Token(f'"{document.replace(chr(34), chr(92) + chr(34))}"', is_document=True)

@@ -120,7 +120,7 @@ def _kind(model: ModelSpec) -> str:
     if any(module.role is Role.EXPERTS for module in modules):
         return "MoE"
     cores = operations_of(modules, Attention)
-    return "dense" if any(core.is_causal for core in cores) else "encoder"
+    return "encoder" if cores and not any(core.is_causal for core in cores) else "dense"
 
 
 def _billions(count: int) -> str:

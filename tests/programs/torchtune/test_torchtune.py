@@ -125,6 +125,10 @@ def test_one_gpu_may_update_within_backward(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=f"optimizer_in_backward: found true with training.*{key}"):
             resolve(read_text(tmp_path, other, name="full_low_memory.yaml", model=None))
+    training = experiment.training.model_copy(update={"precision": "fp16", "stored_dtype": "fp32"})
+    half = experiment.model_copy(update={"training": training})
+    with pytest.raises(InputError, match="'fp16', whose gradients are unscaled after backward"):
+        resolve(half)
 
 
 def test_layers_of_their_own_are_units(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ def _check_optimizer_in_backward(request: StrategyRequest[DdpTable, DdpConfig]) 
                 f"strategy.optimizer_in_backward: found true with {key} = {value:g}, and a gradient is gone "
                 f"before the next; expected {key} = {expected}"
             )
+    if training.precision == "fp16":
+        raise InputError(
+            "strategy.optimizer_in_backward: found true with training.precision = 'fp16', whose gradients "
+            "are unscaled after backward; expected 'bf16' or 'fp32'"
+        )
 
 
 RESOLVER = DdpResolver()

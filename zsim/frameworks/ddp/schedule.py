@@ -169,8 +169,9 @@ class DdpSchedule(Hooks):
         self.builder.free("buffers", size, micro_batch=self.builder.micro_batch)
 
     def _keeps_casts(self, call: ModuleCall) -> bool:
-        """Whether a product of forward saves its casts for its backward."""
-        return call.module.has_backward and call.segment not in self._checkpointed
+        """Whether a product of forward saves its casts for its backward, which some passes do not have."""
+        has_backward = call.module.has_backward and not self.training.forward_only
+        return has_backward and call.segment not in self._checkpointed
 
     def _cast_bytes(self, call: ModuleCall, *, is_cached: bool = False) -> int:
         """Bytes of a product's casts, or of those that autocast caches."""

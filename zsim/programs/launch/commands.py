@@ -28,9 +28,12 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
     "litgpt": ("finetune", "finetune_full", "finetune_lora", "pretrain"),
 }
 _PRIME_RL = ("rl", "sft", "trainer")  # commands of prime-rl's package, whose files stand behind an @
+# Flags of a script of one's own that trains by TrainingArguments.
+FLAG_MARKS = ("per_device_train_batch_size", "gradient_checkpointing", "learning_rate", "do_train")
+_TRAINING_NAME = re.compile(r"(?<![a-z])(train|sft|finetune|dpo)(?![a-z])")
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _LAUNCHERS = ("deepspeed", "accelerate", "torchrun", "composer", "tune", "python", "python3", *TRAINERS)
-# The word between a launcher and its flags.
+# The word between a launcher and its flags, without which a word of that name is another's value.
 _SUBCOMMANDS = {"accelerate": "launch", "tune": "run"}
 # Flags of `uv run` with one.
 _UV_OPTIONS = ("--extra", "--group", "--with", "--python", "-p", "--project", "--package", "--directory")
@@ -67,7 +70,15 @@ class Launch:
         """Whether what is started is a training, and not another of a trainer's words (`swift infer`)."""
         if self.launcher in TRAINERS:
             return self.target in TRAINERS[self.launcher]
-        return idle_program([self.target]) is None
+        return idle_program([self.target]) is None or any(
+            mark in flag_values(self.words, self.where)[1] for mark in FLAG_MARKS
+        )
+
+    @property
+    def may_train(self) -> bool:
+        """Whether it trains, or is a script whose name says so beside another of its jobs."""
+        is_script = self.launcher not in TRAINERS
+        return self.trains or (is_script and bool(_TRAINING_NAME.search(Path(self.target).name)))
 
     @property
     def folder(self) -> Path:
@@ -108,20 +119,16 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     started = list(words[begin : begin + 1]) if begin else []
     if started and (started[0].endswith(".py") or (started[0] in _PRIME_RL and "@" in words)):
         words = [*words[:begin], "python", *words[begin:]]
-    index = next((n for n, word in enumerate(words) if n >= begin and Path(word).name in _LAUNCHERS), None)
+    index = next((n for n in range(begin, len(words)) if _is_launcher(words[n], words[n + 1 : n + 2])), None)
     if index is None or is_command_line(words):
         return None
     variables = {**variables, **dict(word.partition("=")[::2] for word in words[:index] if "=" in word)}
     launcher, rest = Path(words[index]).name, list(words[index + 1 :])
     if launcher in TRAINERS:
-        if not rest or not re.fullmatch(r"[a-z][a-z-]*", rest[0]):
+        if not rest or not re.fullmatch(r"[a-z][a-z_-]*", rest[0]):
             return None
         return Launch(where, launcher, {}, rest[0], rest[1:], variables)
-    if (subcommand := _SUBCOMMANDS.get(launcher)) is not None:
-        if rest[:1] != [subcommand]:
-            return None
-        rest = rest[1:]
-    options, rest = _options(rest)
+    options, rest = _options(rest[launcher in _SUBCOMMANDS :])
     if launcher in ("python", "python3"):
         if rest[:1] and rest[0] in _TORCH_MODULES:
             options, rest = _options(rest[1:])
@@ -131,6 +138,16 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     if not rest or not (rest[0].endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*", rest[0])):
         return None
     return Launch(where, launcher, options, rest[0], rest[1:], variables)
+
+
+def _is_launcher(word: str, following: Sequence[str]) -> bool:
+    """Whether a word, with the one that follows it, is a launcher. `tune` may be the name of a job."""
+    name = Path(word).name
+    if name in _SUBCOMMANDS:
+        return list(following) == [_SUBCOMMANDS[name]]
+    if name == "composer":
+        return any(next_word.startswith("-") or next_word.endswith(".py") for next_word in following)
+    return name in _LAUNCHERS
 
 
 def _after_uv(words: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.models import write_types
 from zsim.programs.huggingface.strategies import NO_ENGINE
-from zsim.programs.launch.commands import TRAINERS, Launch, flag_values
+from zsim.programs.launch.commands import FLAG_MARKS, TRAINERS, Launch, flag_values
+from zsim.programs.litgpt.program import PROGRAM as LITGPT
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
@@ -41,13 +43,14 @@ _TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
     ("swift", MS_SWIFT),
 )
 # Launchers of one program.
-_TRAINERS: Mapping[str, TrainingProgram] = {"trl": TRL, "swift": MS_SWIFT, "megatron": MS_SWIFT}
+_TRAINERS: Mapping[str, TrainingProgram] = {
+    "trl": TRL, "swift": MS_SWIFT, "megatron": MS_SWIFT, "litgpt": LITGPT,
+}  # fmt: skip
 # Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
 _GPU_OPTIONS = ("nproc_per_node", "num_gpus")
-_FLAG_MARKS = ("per_device_train_batch_size", "gradient_checkpointing", "learning_rate", "do_train")
 # accelerate launch: flags of sections of its file.
 _SECTIONS = {
     "deepspeed_config": (
@@ -67,7 +70,7 @@ def read_launch(launch: Launch) -> TrainingFile:
     Raises InputError for flags that the launcher or the program refuses, NotSimulatedError for a program
     whose flags zsim does not know.
     """
-    if not launch.trains:
+    if not launch.may_train:
         words = TRAINERS.get(launch.launcher)
         expected = f"{launch.launcher} {' or '.join(words)}" if words else "a command that trains"
         raise InputError(
@@ -97,6 +100,10 @@ def _started(launch: Launch) -> TrainingFile:
     config = config or values.pop("config", None) or values.pop("config_file", None)
     if isinstance(config, list):  # assignments stand behind it
         config, loose = config[0], [*loose, *map(str, config[1:])]
+    if launch.launcher == "litgpt" and (
+        names := [word for word in loose if word != config and "=" not in word]
+    ):
+        values["model_name" if launch.target == "pretrain" else "checkpoint_dir"] = names[0]
     program: TrainingProgram | None = next(
         (owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None
     )
@@ -169,7 +176,7 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
     for program in (LLAMA_FACTORY, TRL, TRAINER):
         if program.recognises(source):
             return program
-    return TRAINER if any(mark in values for mark in _FLAG_MARKS) else None
+    return TRAINER if any(mark in values for mark in FLAG_MARKS) else None
 
 
 def _read_named_file(
@@ -184,7 +191,9 @@ def _read_named_file(
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
     changes = {**values, **_assignments(loose)}
     if isinstance(owner, ValuesProgram):
-        return owner.read_changed(source, changes)
+        content = source.content if isinstance(source.content, Mapping) else {}
+        defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
+        return owner.read_changed(source, {**defaults, **changes})
     if not owner.file_nouns or owner.is_script:
         return owner.read(source)
     return _reader(owner)(str(path), change_values({**_defaults(launch), **load_table(path)}, changes))
@@ -208,10 +217,10 @@ def _assignments(words: Iterable[str]) -> dict[str, Any]:
         key, equals, value = word.lstrip("+").partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][\w.@-]*", key):
             continue
+        changes[key] = None if value in ("null", "None") else _typed(value.strip("'\""))
         if value[:1] in ("[", "{"):
-            changes[key] = load_yaml(value, key)
-        else:
-            changes[key] = None if value in ("null", "None") else _typed(value.strip("'\""))
+            with suppress(InputError):  # `[${a},${b}]`, of variables or of Hydra, stays a text
+                changes[key] = load_yaml(value, key)
     return changes
 
 
@@ -219,6 +228,8 @@ def _defaults(launch: Launch) -> Mapping[str, Any]:
     """The values that the word behind a program stands for, where its file and flags say none."""
     if launch.launcher == "llamafactory-cli" and launch.target != "train":
         return {"stage": launch.target}
+    if launch.launcher == "litgpt" and launch.target in ("finetune", "finetune_lora"):
+        return {"lora_r": 8}  # litgpt 0.5.13, __main__.py and finetune/lora.py
     loss = (
         {"rlhf_type": "dpo"} if _TRAINERS.get(launch.launcher) is MS_SWIFT and launch.target == "rlhf" else {}
     )

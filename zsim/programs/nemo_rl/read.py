@@ -266,8 +266,13 @@ def _read_adapters(keys: NestedKeys) -> None:
             "training.lora.targets": "all-linear" if matches_all else targets,
         }
     if is_on and excluded:
-        patterns = (re.escape(str(name)).replace(r"\*", ".*") for name in excluded)
-        keys.file.settings["training.lora.exclude"] = "|".join(patterns)
+        keys.file.settings["training.lora.exclude"] = "|".join(_pattern_of(str(name)) for name in excluded)
+
+
+def _pattern_of(name: str) -> str:
+    """The expression of an excluded module: a name is its last one, stars stand for any part of the whole."""
+    expression = re.escape(name).replace(r"\*", ".*")
+    return expression if "*" in name else rf"(.*\.)?{expression}"
 
 
 def _read_megatron(keys: NestedKeys) -> None:

@@ -11,6 +11,7 @@ from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
 from zsim.fabric.fabric import idle_fabric
+from zsim.operations.operation import Parameter
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.training.framework_training import training_of
@@ -151,10 +152,20 @@ def broadcast_bandwidth(job: RlJob) -> float:
 
 def model_bytes(job: RlJob) -> float:
     """Bytes of the weights that the engines get."""
-    size = DTYPE_BYTES[job.model.layout.weight_dtype]
-    if job.framework.has_one_dtype:
-        size = parameter_bytes(job.update_job)
-    return float(job.update_job.model.numel * size)
+    model = job.update_job.model
+    if not job.framework.has_one_dtype:
+        return float(model.numel * DTYPE_BYTES[job.model.layout.weight_dtype])
+    size = parameter_bytes(job.update_job)
+    return float(sum(p.numel * _sent_bytes(p, size) for _, p in model.named_parameters()))
+
+
+def _sent_bytes(parameter: Parameter, trained_bytes: int) -> int:
+    """Bytes of an element of a weight that is sent as it is stored, a frozen one in a type of its own. Types
+    of fewer bits than the engine's are converted.
+    """
+    if parameter.trainable or not parameter.stored_dtype:
+        return trained_bytes
+    return max(DTYPE_BYTES[parameter.stored_dtype], TRAINED_BYTES)
 
 
 def parameter_bytes(trainer: Job) -> int:

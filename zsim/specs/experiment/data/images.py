@@ -158,8 +158,8 @@ def apply_images(
         return _use_dummies(training, model, model.tower)
     if training.lengths is not None and training.lengths.slowest_over_mean > 1 and table.is_drawn:
         raise NotSimulatedError(
-            "training.images: a number of images that is drawn, with training.lengths that differ by "
-            "rank, is not simulated; expected the same number of images in each sample"
+            "training.images: images whose number or sizes are drawn, with training.lengths that differ by "
+            "rank, are not simulated; expected as many of one size in each sample"
         )
     check_images(table)
     images = draw_images(table, image_sizes(table, model), plan)
