@@ -84,6 +84,8 @@ class Release:
     """ZeRO looks for overflow in bf16 and fp32 gradients too."""
     reads_each_sum: Annotated[bool, ReleaseChange(f"#5115, {_STAGE12}", until=(0, 13, 3))]
     """Stages 1 and 2 let the host wait for a sum of every gradient, by which they look for infinities."""
+    looks_at_extremes: Annotated[bool, ReleaseChange("utils.py `has_inf_or_nan`", since=(0, 19, 6))]
+    """Infinities are looked for in the greatest and least element of a gradient."""
     shards_bf16_without_zero: Annotated[bool, ReleaseChange(f"#7515, {_ENGINE}", until=(0, 17, 6))]
     """bf16 at stage 0 ends in BF16_Optimizer, which shards like stage 1."""
     mistakes_bf16_wrapper: Annotated[
