@@ -48,15 +48,15 @@ PAGES = {
         ["compare", "one.toml", "other.toml", "--out", "page.html"], "page.html",
         ["timeline", "ops", "memory"],
     ),
-    "commands.goodput:goodput": Written(
+    "commands.run:goodput": Written(
         ["goodput", "run.toml", "--seeds", "5", "-j", "1", "--out", "."], "goodput.html",
         ["waterfall", "progress", "timeline", "interval", "spares", "causes", "days"],
     ),
-    "commands.sweep:scaling": Written(
+    "commands.studies:scaling": Written(
         ["scaling", *SMALL, *FSDP2, "--gpus", "8,16", "-j", "1", "--out", "."], "scaling.html",
         ["efficiency", "throughput", "causes", "memory"],
     ),
-    "commands.sensitivity:sensitivity": Written(
+    "commands.studies:sensitivity": Written(
         ["sensitivity", *SMALL, *FSDP2, "--gpus", "1", "-j", "1", "--out", ".", "--target",
          "step_seconds=1e-6", "--resource", "HBM bandwidth"], "sensitivity.html", ["tornado"],
     ),
@@ -70,7 +70,7 @@ PAGES = {
     "commands.topology:show": Written(
         ["topology", "show", "dgx-superpod-h100", "--nodes", "32", "--out", "page.html"], "page.html", ["d0"],
     ),
-    "commands.tune:tune": Written(
+    "commands.studies:tune": Written(
         ["tune", "ds.json", *SMALL, "--cluster", "dgx-h100", "--gpus", "8", "-j", "1", "--top", "2",
          "--out", ".", "--keep", "offload", "--keep", "checkpointing", "--keep", "micro-batch",
          "--keep", "bucket", "--keep", "stage"],
@@ -188,7 +188,7 @@ def test_the_report_of_a_pipeline_is_alive(inputs: Path, browser: Browser) -> No
 @in_browser
 def test_the_best_interval_is_marked_among_the_intervals(inputs: Path, browser: Browser) -> None:
     """On a logarithmic axis: three decades at most, with the note inside."""
-    arguments, file, _ = PAGES["commands.goodput:goodput"]
+    arguments, file, _ = PAGES["commands.run:goodput"]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     page = browser.new_page()
     page.goto((inputs / file).as_uri())

@@ -67,11 +67,11 @@ def test_only_the_shortest_row_tells_the_cpus_rate() -> None:
 
 def test_the_zero_offload_tutorial_on_one_v100() -> None:
     """25.87 s for GPT-2 with 10.28B parameters, micro-batch 10, of which the CPU took 7.6 to 8.0
-    (ds-tutorial-zero-offload-0001). Predicted 17 % short: forward and backward take 14 s where the log says
+    (ds-tutorial-zero-offload-0001). Predicted 12 % short: forward and backward take 15 s where the log says
     18 (checkpoints go to pages of host memory that are touched for the first time), what follows 7.7 s where
     it says 7.8. It fits, as it did."""
     row = result_of("ds-tutorial-zero-offload-0001")
-    assert row.relative_error == pytest.approx(-0.17, abs=0.03)
+    assert row.relative_error == pytest.approx(-0.125, abs=0.03)
     assert row.predicted_fits
 
 

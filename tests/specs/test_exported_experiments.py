@@ -59,7 +59,12 @@ def _settings(value: Any) -> Any:
     return replace(value, name="", origins=()) if isinstance(value, DeepSpeedConfig) else value
 
 
-SPARSE = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa")  # of which zsim knows Megatron's kernels alone
+SPARSE = (
+    "deepseek_v32",
+    "deepseek_v4",
+    "glm_moe_dsa",
+    "minimax_m3_vl",
+)  # of which zsim knows Megatron's kernels alone
 
 
 @pytest.mark.parametrize("name", model_preset_names())

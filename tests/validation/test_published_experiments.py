@@ -114,6 +114,7 @@ def test_every_rule_of_the_sources_is_of_some_row() -> None:
         "bigscience-a100",
         "megatron-bridge",
         "megatron-moe",
+        "moe modelzoo",
         "dgxc-megatron",
         "kempnerforge",
         "mlperf-",
