@@ -59,18 +59,14 @@ def _settings(value: Any) -> Any:
     return replace(value, name="", origins=()) if isinstance(value, DeepSpeedConfig) else value
 
 
-SPARSE = (
-    "deepseek_v32",
-    "deepseek_v4",
-    "glm_moe_dsa",
-    "minimax_m3_vl",
-)  # of which zsim knows Megatron's kernels alone
+# Of which zsim knows Megatron's kernels alone.
+SPARSE = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3_vl")
 
 
-@pytest.mark.parametrize("name", model_preset_names())
+@pytest.mark.parametrize("name", [name for name in model_preset_names() if name != "zamba2-7b"])
 def test_a_changed_model_is_read_back(name: str, tmp_path: Path) -> None:
     """A changed config.json stands in the experiment, where null is a value: DeepSeek-V2-Lite's `q_lora_rank`
-    is null, and without the key it is 1,536 (15.749 billion parameters for 15.706)."""
+    is null, and without the key it is 1,536 (15.749 billion parameters for 15.706). Zamba2 has no plan."""
     config = json.loads(model_preset_path(name).read_text(encoding="utf-8"))
     kind = "megatron" if config["model_type"] in SPARSE else "fsdp2"
     training = {"activation_checkpointing": "none"}  # the only one that hyper-connections take everywhere

@@ -327,7 +327,7 @@ def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made(
         if name not in families
     }
     multimodal = {name for name in FAMILIES if "_vl_" in name or "_omni_" in name}
-    assert set(families) == set(FAMILIES) - multimodal - {"zamba2"}  # counted, not simulated: no preset
+    assert set(families) == set(FAMILIES) - multimodal
     for config in families.values():
         key = next(key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config)
         with pytest.raises(InputError) as refused:
