@@ -165,7 +165,7 @@ def test_the_fewest_days_count_saves_and_failures() -> None:
         tokens="20B", checkpoint={"mode": "sync"}, storage={"write_bandwidth_per_node": "0.2 GB/s"},
         failures={"per_1000_node_days": 4000},
     )  # fmt: skip
-    keep = ("offload", "checkpointing", "micro-batch", "cross-entropy")
+    keep = ("offload", "checkpointing", "micro-batch", "cross-entropy", "bucket")
     found = tune(given, "fewest-days", kinds=("deepspeed",), keep=keep, count=2)
     days = [one.days for one in found.measured if one.days is not None]
     assert len(days) == len(found.measured)
