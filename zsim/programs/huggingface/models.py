@@ -61,11 +61,16 @@ def read_model(values: FileValues, key: str, *, is_quantised: bool) -> None:
         raise values.error(key, "a model's name")
     if is_quantised_name(name) and not (is_quantised and ("bnb" in name.lower() or "nf4" in name.lower())):
         raise values.lack(key, "weights that are stored quantised, as this model's name says")
+    write_model(values, key, name)
+
+
+def write_model(values: FileValues, key: str, name: str) -> None:
+    """Write the model of a `name` that stands at `key`, or that the experiment must give one."""
     model = locate_model(name, Path(values.file.name).parent)
     if model is not None:
         values.file.defaults["model"] = model
-        return
-    values.file.missing["model"] = missing_model(key, name)
+    else:
+        values.file.missing["model"] = missing_model(key, name)
 
 
 def freeze_tower(values: FileValues, *, tower: bool, projector: bool, is_full: bool) -> None:

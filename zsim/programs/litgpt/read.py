@@ -9,17 +9,15 @@ none of these. `-true` keeps everything in that type.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_parts_of_phi
 from zsim.programs.huggingface.job import note_full_length, read_epochs
-from zsim.programs.huggingface.models import locate_model
+from zsim.programs.huggingface.models import write_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
 from zsim.specs.formats.config_file import flatten
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.hub_names import missing_model
 
 _PRECISIONS = {
     "bf16-true": ("bf16", True), "bf16-mixed": ("bf16", False), "16-mixed": ("fp16", False),
@@ -38,7 +36,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     values.refuse()
     is_pretraining = "model_name" in data
     has_adapters = "lora_r" in data
-    _read_model(values, "model_name" if is_pretraining else "checkpoint_dir")
+    key = "model_name" if is_pretraining else "checkpoint_dir"
+    write_model(values, key, str(values.get(key)))
     world_size = _read_shape(values, is_pretraining=is_pretraining)
     _read_batch(values, is_pretraining=is_pretraining)
     _read_strategy(values, world_size, is_pretraining=is_pretraining, has_adapters=has_adapters)
@@ -54,15 +53,6 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         file.settings["training.cross_entropy"] = "eager"
     values.finish(RELEASE)
     return file
-
-
-def _read_model(values: FileValues, key: str) -> None:
-    name = str(values.get(key))
-    model = locate_model(name, Path(values.file.name).parent)
-    if model is not None:
-        values.file.defaults["model"] = model
-    else:
-        values.file.missing["model"] = missing_model(key, name)
 
 
 def _read_shape(values: FileValues, *, is_pretraining: bool) -> int:

@@ -12,13 +12,12 @@ of the model (`wrap_model`), so that their masters are the distributed optimizer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from zsim.operations.operation import Role
 from zsim.programs.huggingface.adapters import load_mixture, write_adapters
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences, read_rewards
-from zsim.programs.huggingface.models import freeze_tower, locate_model, weights_type
+from zsim.programs.huggingface.models import freeze_tower, weights_type, write_model
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.ms_swift.keys import ADAPTERS, MEGATRON_KEYS, MEGATRON_SILENT, TUNER_KEYS
 from zsim.programs.rollout import skip_rollout
@@ -26,7 +25,6 @@ from zsim.programs.trl.rollout import read_lengths
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.fusion import FUSED_PRODUCTS, fuse_named_products
-from zsim.specs.model.hub_names import missing_model
 from zsim.specs.model.huggingface import load_model
 
 RELEASE = "Megatron-SWIFT 4.6"
@@ -58,7 +56,9 @@ def read_megatron(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if task not in ("causal_lm", "seq_cls"):
         raise values.lack("task_type", "embeddings and rerankers; expected causal_lm or seq_cls")
     has_adapters = _has_adapters(values)
-    _read_model(values)
+    name = values.get("model", values.get("load"))
+    if isinstance(name, str):
+        write_model(values, "model", name)
     file.settings["training.micro_batch_size"] = values.count("micro_batch_size", 1)
     size = values.count("global_batch_size", _SEQUENCES)
     file.global_batch_size = size
@@ -98,17 +98,6 @@ def _has_adapters(values: FileValues) -> bool:
     return str(kind) == "lora"
 
 
-def _read_model(values: FileValues) -> None:
-    name = values.get("model", values.get("load"))
-    if not isinstance(name, str):
-        return
-    model = locate_model(name, Path(values.file.name).parent)
-    if model is None:
-        values.file.missing["model"] = missing_model("model", name)
-    else:
-        values.file.defaults["model"] = model
-
-
 def _read_fields(values: FileValues, *, has_adapters: bool) -> None:
     """Read what Megatron-Core's configurations say, with those of experts for a model with some."""
     stated_fields = {
@@ -130,8 +119,9 @@ def _read_fields(values: FileValues, *, has_adapters: bool) -> None:
 
 
 def _lengths_of_grpo(values: FileValues) -> Mapping[str, Any]:
-    lengths = {key: values.get(key) for key in ("max_length", "max_completion_length") if values.has(key)}
-    return {{"max_length": "max_prompt_length"}.get(key, key): value for key, value in lengths.items()}
+    """The lengths by the keys of TRL's trainer."""
+    names = {"max_length": "max_prompt_length", "max_completion_length": "max_completion_length"}
+    return {name: values.get(key) for key, name in names.items() if values.has(key)}
 
 
 def _read_length(values: FileValues) -> None:
