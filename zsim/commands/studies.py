@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -120,9 +121,14 @@ def scaling(
     if not result.runs:
         raise typer.Exit(130)
     print()
-    for path in result.save(out):
+    _end_study(result.save(out), is_stopped=result.is_stopped)
+
+
+def _end_study(files: Sequence[Path], *, is_stopped: bool) -> None:
+    """Name the files of a study. Raises typer.Exit with the code of an interrupt if it was stopped."""
+    for path in files:
         print_file(path.suffix[1:], path)
-    if result.is_stopped:
+    if is_stopped:
         print("stopped: the same command goes on")
         raise typer.Exit(130)
 
@@ -162,11 +168,7 @@ def sensitivity(
         experiment, spread=spread, target=target, resources=resource or (), jobs=jobs, cache=out / "points"
     )
     print(f"{result}\n")
-    for path in result.save(out):
-        print_file(path.suffix[1:], path)
-    if result.is_stopped:
-        print("stopped: the same command goes on")
-        raise typer.Exit(130)
+    _end_study(result.save(out), is_stopped=result.is_stopped)
 
 
 @takes_experiment()
