@@ -109,11 +109,10 @@ class _Lexer:
         document = self.text[begin : len(self.text) if end is None else end.start()]
         self.documents_end = len(self.text) if end is None else end.end()
         if word != delimiter:  # quoted, so that nothing in it is expanded
-            document = re.sub(r"([\\$`])", r"\\\1", document)
-            yield Token(f'"{document.replace(chr(34), chr(92) + chr(34))}"', is_document=True)
+            document = re.sub(r"([\\$`])", r"\\\1", document).replace('"', '\\"')
         else:
             document = re.sub(r'(\\*)"', lambda match: f'{match[1] * 2}\\"', document)
-            yield Token(f'"{document}"', is_document=True)
+        yield Token(f'"{document}"', is_document=True)
 
     def _read_word(self) -> Token:
         start = self.position

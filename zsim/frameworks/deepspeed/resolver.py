@@ -9,7 +9,6 @@ concatenation of the outputs is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -233,11 +232,11 @@ class DeepSpeedReport(FrameworkReport[DeepSpeedConfig]):
         if isinstance(table.config, str):
             return None
         blocks = {name: getattr(config.zero, name) for name in ("offload_optimizer", "offload_param")}
-        stated = dict(_stated_blocks(table.config))
+        stated = (table.config or {}).get("zero_optimization") or {}
         pinned = {
             name: block.model_copy(update={"pin_memory": True})
             for name, block in blocks.items()
-            if block is not None and not block.pin_memory and "pin_memory" not in stated.get(name, {})
+            if block is not None and not block.pin_memory and "pin_memory" not in stated.get(name, ())
         }
         if not pinned:
             return None
@@ -246,13 +245,6 @@ class DeepSpeedReport(FrameworkReport[DeepSpeedConfig]):
             f"{config.release}, and the range counts that they may be"
         )
         return replace(config, zero=config.zero.model_copy(update=pinned)), note
-
-
-def _stated_blocks(config: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
-    """The tables in `zero_optimization` of a configuration in the experiment."""
-    for name, block in ((config or {}).get("zero_optimization") or {}).items():
-        if isinstance(block, dict):
-            yield name, block
 
 
 REPORT = DeepSpeedReport()

@@ -320,10 +320,9 @@ def brief_lines(report: Report) -> Iterator[str]:
     Each is a line of 80 columns, and goes on in a second one where it is longer. The first note on what was
     asked follows, such as keys of a file that are not read, with the number of others.
     """
-    first, *others = (*report.input_notes, "") if report.input_notes else ("",)
-    num_others = len(others) - 1
+    num_others = len(report.input_notes) - 1
     more = f" (and {num_others} more with --full)" if num_others > 0 else ""
-    notes = [f"note: {first}{more}"] if first else []
+    notes = [f"note: {note}{more}" for note in report.input_notes[:1]]
     for text in (_fit_text(report), _step_text(report), _run_text(report), *notes):
         yield "\n".join(paragraph(text, indent=2))
 
