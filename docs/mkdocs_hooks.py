@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = (
     "CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "traces/README.md",
     "validation/README.md", "validation/gpu_steps.md", "validation/plan_check.md",
-    "validation/curves/README.md", "validation/curves/errors.md", "validation/kernels/errors.md", 
+    "validation/curves/README.md", "validation/curves/errors.md", "validation/kernels/errors.md",
     "validation/published/README.md", "validation/published/errors.md", "validation/published/checkpoints.md",
     "validation/published/goodput.md", "validation/published/offload.md", "validation/scaling/README.md",
 )  # fmt: skip
