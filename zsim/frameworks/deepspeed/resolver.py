@@ -175,7 +175,7 @@ def _resolve_json(
     if resolved.deep_compile is not None:
         check_deep_compile(resolved, parallelism)
         capacity = min(gpu.memory.capacity for gpu in cluster.gpus)
-        limit = allowed_bytes(capacity, cluster.framework_memory.context)
+        limit = allowed_bytes(resolved.deep_compile, capacity, cluster.framework_memory.context)
         resolved = replace(resolved, deep_compile=replace(resolved.deep_compile, tensor_bytes=limit))
     return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=fetches_one_by_one)
 
