@@ -208,6 +208,8 @@ class DeepSpeedConfig(StrategyConfig):
     """Offloaded 16-bit gradients of stage 3 are summed in host memory."""
     fetches_one_by_one: bool = False
     """Stage 3 gathers as before release 0.6, for runs published then."""
+    scatters_after_backward: bool = False
+    """Stage 1 is that of before release 0.4, for runs published then."""
     one_bit: OneBit | None = None
     """The simulated step of 1-bit Adam, 1-bit LAMB or 0/1 Adam."""
     deep_compile: DeepCompile | None = None
