@@ -204,6 +204,8 @@ def test_parameters_on_the_gpu_are_not_moved_and_not_gathered_ahead() -> None:
     assert found.programs[0].ops == plan(1, tensor_bytes=0).programs[0].ops
     notes = job(1, block={"offload_parameters": True}).strategy.notes
     assert any("moves no parameter" in note for note in notes)
+    early = job(1, stage=2, block={"offload_opt_states": True}).strategy.notes
+    assert any("compile.offload_opt_states: no effect before stage 3" in note for note in early)
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,15 @@ def check_deep_compile(config: DeepSpeedConfig, parallelism: ParallelismConfig) 
         raise NotSimulatedError(f"{where} model parallelism yet; expected data parallelism alone")
 
 
-def deep_compile_notes(where: str, deep_compile: DeepCompile | None) -> list[str]:
-    if deep_compile is None:
+def deep_compile_notes(where: str, block: CompileBlock | None, zero: ZeroConfig) -> list[str]:
+    deep_compile = deep_compile_of(block, zero)
+    if block is None or deep_compile is None:
         return []
+    notes = [
+        f"{where}: compile.{key}: no effect before stage 3, whose passes alone move it"
+        for key in ("offload_opt_states", "offload_parameters")
+        if zero.stage < _STAGE and getattr(block, key)
+    ]
     if deep_compile.moves == "parameters":
         return [
             f"{where}: compile.offload_parameters: moves no parameter that offload_param has not put into "
@@ -116,6 +122,7 @@ def deep_compile_notes(where: str, deep_compile: DeepCompile | None) -> list[str
     if deep_compile.moves == "states":
         when = "first step, from which on optimizer states leave the GPU as memory requires"
     return [
+        *notes,
         f"{where}: compile.deepcompile: simulated as a script runs that calls engine.compile(), at stage 3 "
-        f"after the {when}"
+        f"after the {when}",
     ]

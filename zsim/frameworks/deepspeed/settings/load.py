@@ -168,7 +168,7 @@ class _Resolver:
             *one_bit_notes,
             *super_offload_notes(reading, zero, clipping),
             *zenflow.zenflow_notes(where, zero),
-            *deep_compile_notes(where, deep_compile),
+            *deep_compile_notes(where, file.compile, zero),
         ]
         sizes = None if file.tensor_parallel is None else file.tensor_parallel.tensor_parallel
         return DeepSpeedConfig(
