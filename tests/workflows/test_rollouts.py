@@ -9,6 +9,7 @@ import pytest
 
 from tests.workflows.test_loop import LENGTHS, colocated, experiment, fixed, looped, resolved, simulator
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.library import Library
 from zsim.specs.strategy.registry import workflow_names
 from zsim.workflows.rl.framework import workflow_of
@@ -206,6 +207,48 @@ def test_samples_go_into_the_first_micro_batch_with_room(replicas: int, max_toke
         else:
             fills[replica].append(int(length))
     assert pack(lengths, replicas, max_tokens).micro_batches == max(map(len, fills))
+
+
+def test_micro_batches_are_filled_as_a_framework_fills_them() -> None:
+    """Samples of 7, 6 and 5 tokens with room for 10: each alone, where NeMo-RL's stages pad all to 7. The 18
+    tokens are two micro-batches of verl's, one of which is longer than 10.
+    """
+    lengths = np.array([6, 7, 5])
+    first, padded, even = (pack(lengths, 1, 10, fill) for fill in ("first-fit", "padded", "even"))
+    assert (first.micro_batches, first.tokens) == (3, 6)
+    assert (padded.micro_batches, padded.tokens, padded.sample_tokens) == (3, 7, 7)
+    assert (even.micro_batches, even.tokens, even.total_tokens) == (2, 9, 18)
+    # 4 and 3 share one, whose 3 grows by the 2 that are missing of 9, which has one of its own.
+    shared = pack(np.array([9, 4, 3]), 1, 9, "padded")
+    assert (shared.micro_batches, shared.tokens) == (2, 9)
+    assert shared.sample_tokens == pytest.approx((81 + 16 + 25) / 18)
+    # A replica with fewer micro-batches, or one beyond the room, runs as much as the others.
+    uneven = pack(np.array([12, 5, 5]), 2, 10, "padded")
+    assert (uneven.micro_batches, uneven.tokens) == (1, 12)
+    assert uneven.sample_tokens == pytest.approx((144 + 25 + 49) / 24)
+
+
+def test_stages_of_nemo_rl_run_padded_micro_batches_and_others_do_not() -> None:
+    def tokens(framework: str, pipeline: int) -> float:
+        asked = experiment(framework=framework)
+        data = {"parallelism.pipeline": pipeline, "strategy.kind": "megatron"}
+        return resolve_rl(change_experiment(asked, data), simulator()).update.tokens
+
+    assert tokens("nemo-rl", 2) > 1.1 * tokens("nemo-rl", 1)
+    assert tokens("slime", 2) == pytest.approx(tokens("slime", 1), rel=0.02)
+
+
+def test_passes_without_backward_have_micro_batches_of_their_own() -> None:
+    job = resolved(logprob_micro_batch_size=4)
+    assert job.whole_pass.micro_batches * 3 < resolved().whole_pass.micro_batches
+    assert job.update == resolved().update
+    assert resolved(logprob_micro_batch_tokens=4 * 2048).whole_pass == job.whole_pass
+    padded = resolved(batching="padded", logprob_micro_batch_size=4)
+    assert (padded.whole_pass.micro_batches, padded.update.micro_batches) == (4, 8)
+    with pytest.raises(
+        InputError, match=r"rl.logprob_micro_batch_tokens: found 9 .* rl.logprob_micro_batch_size"
+    ):
+        resolved(batching="padded", logprob_micro_batch_tokens=9)
 
 
 def test_micro_batches_of_a_number_of_samples_are_padded_or_not() -> None:

@@ -32,6 +32,8 @@ SOURCES = {
     "loss": "log-probabilities are flash-attn's cross-entropy of logits in 16 bits, which are divided by the "
     "temperature in place (verl/utils/torch_functional.py `logprobs_from_logits`, workers/actor/dp_actor.py)",
     "adapters": "the actor is loaded in fp32 (281ecd4c verl/workers/fsdp_workers.py, `model_dtype`)",
+    "packing": "as many micro-batches as the tokens of the rank with most fill, cut evenly by their work "
+    "(verl/utils/seqlen_balancing.py `rearrange_micro_batches`)",
     "loop": "verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine_workers.py",
 }
 
@@ -70,6 +72,7 @@ WORKFLOW = RlFramework(
     has_reference=False,
     reload_bandwidth=RELOAD_BANDWIDTH,
     recomputes_caches=True,
+    fill="even",
     padding="cap",
     tensor=2,
     sources=SOURCES,

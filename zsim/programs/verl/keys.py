@@ -94,6 +94,16 @@ _KEYS = (
         f"{ROLLOUT}.enable_prefix_caching", bool, "prompts are computed once", "rl.rollout.prefix_caching",
     ),
     ProgramKey(f"{ROLLOUT}.free_cache_engine", bool, "the engine sleeps", "rl.offload.sleep_level"),
+    ProgramKey(
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", int,
+        "samples of a micro-batch of old log-probabilities",
+        "rl.logprob_micro_batch_size",
+    ),
+    ProgramKey(f"{ROLLOUT}.log_prob_micro_batch_size", int, "the same, of all ranks"),
+    ProgramKey(
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu", int, "their tokens with use_dynamic_bsz",
+        "rl.logprob_micro_batch_tokens",
+    ),
     ProgramKey(f"{ROLLOUT}.calculate_log_probs", bool, "log-probabilities of the engine"),
     ProgramKey("algorithm.adv_estimator", str, "advantages: gae has a critic", "rl.algorithm"),
     ProgramKey("algorithm.use_kl_in_reward", bool, "a reference model", "rl.reference"),

@@ -18,7 +18,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.rl.table import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
-from zsim.workflows.rl.packing import PackedBatch, batch_by_count, batch_padded, pack
+from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
 from zsim.workflows.rl.samples import Samples, draw_samples
 from zsim.workflows.rollout.engine import tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
@@ -196,7 +196,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         )
     dealt = _Batching(table, framework, update_base, samples)
     update = dealt.batch(totals[:mini_batch])
-    whole_pass = dealt.batch(totals)
+    whole_pass = dealt.batch(totals, is_pass=True)
     has_adapters = experiment.training.lora is not None
     layout = EngineLayout(
         table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
@@ -255,12 +255,25 @@ class _Batching:
         self.kind = table.batching or framework.batching
         self.size = job.training.micro_batch_size
         self.max_tokens = table.micro_batch_tokens or job.training.micro_batch_tokens
-        if table.micro_batch_tokens and self.kind != "packed":
-            raise InputError(
-                f"rl.micro_batch_tokens: found {table.micro_batch_tokens:,} with micro-batches of "
-                f'{self.size} samples; expected rl.batching = "packed", or training.micro_batch_size'
-            )
+        for name, size_key in (
+            ("micro_batch_tokens", "training.micro_batch_size"),
+            ("logprob_micro_batch_tokens", "rl.logprob_micro_batch_size"),
+        ):
+            if (tokens := getattr(table, name)) and self.kind != "packed":
+                raise InputError(
+                    f"rl.{name}: found {tokens:,} with micro-batches of {self.size} samples; expected "
+                    f'rl.batching = "packed", or {size_key}'
+                )
+        self._pass_size = table.logprob_micro_batch_size or self.size
+        self._pass_tokens = table.logprob_micro_batch_tokens or (
+            self._pass_size * job.training.sequence_length
+            if table.logprob_micro_batch_size
+            else self.max_tokens
+        )
         self._replicas = job.data_parallel_size
+        self._fill: Fill = framework.fill
+        if framework.pads_for_stages and job.parallelism.pipeline > 1:
+            self._fill = "padded"
         observed = (table.environment.turns - 1) * table.environment.observation_tokens
         cap = job.training.sequence_length
         longest = {
@@ -271,18 +284,20 @@ class _Batching:
         }
         self._longest = longest[framework.padding]
 
-    def batch(self, lengths: Ints) -> PackedBatch:
-        """The micro-batches of samples of `lengths` tokens.
+    def batch(self, lengths: Ints, *, is_pass: bool = False) -> PackedBatch:
+        """The micro-batches of samples of `lengths` tokens, in an update or a pass without backward.
 
         Those of a prompt are apart: they are shuffled (TRL f2cd5771 `shuffle_sequence_dict`, OpenRLHF
         3c3be623 trainer/ray/ppo_actor.py) or dealt out by their length (verl `balance_batch`).
         """
         if self.kind == "packed":
-            return pack(lengths, self._replicas, self.max_tokens)
+            tokens = self._pass_tokens if is_pass else self.max_tokens
+            return pack(lengths, self._replicas, tokens, self._fill)
+        size = self._pass_size if is_pass else self.size
         lengths = np.random.default_rng(0).permutation(lengths)
         if self.kind == "unpadded":
-            return batch_by_count(lengths, self._replicas, self.size)
-        return batch_padded(lengths, self._replicas, self.size, self._longest)
+            return batch_by_count(lengths, self._replicas, size)
+        return batch_padded(lengths, self._replicas, size, self._longest)
 
 
 def _batch_notes(experiment: Experiment, update: PackedBatch, dealt: _Batching) -> Iterator[str]:

@@ -286,6 +286,15 @@ class RlTable(StrictTable):
         default=None,
         description="tokens of a packed micro-batch; left out: those of training.micro_batch_size sequences",
     )
+    logprob_micro_batch_size: Count | None = Field(
+        default=None,
+        description="training.micro_batch_size of passes without backward; left out: the same",
+    )
+    logprob_micro_batch_tokens: Count | None = Field(
+        default=None,
+        description="micro_batch_tokens of passes without backward; left out: those of "
+        "logprob_micro_batch_size sequences, or the same",
+    )
     reference: Literal["none", "resident", "host"] | None = Field(
         default=None,
         description="the reference model: none, on the GPUs, or in host memory between its passes; left out: "
