@@ -355,3 +355,66 @@ def test_only_what_can_help_is_suggested_where_weights_leave_no_room() -> None:
     large = experiment().model_copy(update={"model": "llama-3.1-70b"})
     with pytest.raises(InputError, match=r"expected more GPUs to a replica \(rl.rollout.tensor\)$"):
         resolve_rl(large, simulator())
+
+
+def test_responses_that_are_aborted_beside_prompts_do_not_go_on() -> None:
+    """Equal lengths end at once, so that the last prompts that start are in an iteration when the batch is
+    complete."""
+    lengths = {"prompt": {"mean": 300}, "response": {"law": "constant", "mean": 150}, "max_response": 400}
+    rollout = {"tensor": 2, "max_num_seqs": 8, "max_num_batched_tokens": 2048, "prefix_caching": False}
+    step = looped(resolved(lengths=lengths, rollout=rollout, over_sampling=1.5))
+    assert step.dropped_tokens > 0
+    assert sum(log.generated_tokens for log in step.logs) == 128 * 150 + step.dropped_tokens
+
+
+def test_prompts_that_were_finished_beyond_the_needed_are_of_the_next_batch() -> None:
+    """Nothing is dropped, so that what is generated is trained on but for what goes on at the end."""
+    lengths = {**LENGTHS, "response": {"law": "constant", "mean": 150}, "max_response": 400}
+    job = resolved(lengths=lengths, over_sampling=1.5, partial_rollout=True)
+    loop = Loop(job, fixed(job))
+    steps = loop.env.run(until=loop.env.process(loop.train(4)))
+    trained = sum(request.generated for step in steps for request in step.requests)  # type: ignore[union-attr]
+    rest = sum(request.generated for group in loop._batches[-1].groups for request in group.requests)
+    assert sum(replica.log.generated_tokens for replica in loop.replicas) == trained + rest
+    assert trained == 4 * 128 * 150
+
+
+def test_a_rollout_drains_while_environments_answer() -> None:
+    """The last response that runs may be one whose environment answers next."""
+    step = looped(
+        resolved(
+            **ASYNC,
+            framework="prime-rl",
+            partial_rollout=False,
+            environment={"turns": 2, "seconds": "0.5 s", "observation_tokens": 40},
+        ),
+        training=0.1,
+        weight_sync=1.0,
+    )
+    assert step.max_staleness <= 1
+
+
+def test_a_sync_beside_training_is_waited_for_only_by_the_next() -> None:
+    """Updates of 5 s hide syncs of 2 s. Those of 1 s hide a part: engines stand still during a sync, so that
+    a step is one and a rollout.
+    """
+    overlapped: dict[str, Any] = {**ASYNC, "sync": {"overlap": True}}
+    short = {"lengths": {**LENGTHS, "max_response": 10, "response": {"law": "constant", "mean": 10}}}
+    hidden = looped(resolved(**overlapped, **short), training=5.0, weight_sync=2.0)
+    assert hidden.exposed_sync == 0.0
+    assert hidden.seconds == pytest.approx(5.0, rel=0.01)
+    partly = looped(resolved(**overlapped, **short), training=1.0, weight_sync=2.0)
+    assert 2.0 < partly.seconds < 2.7
+    plain = looped(resolved(**ASYNC, **short), training=5.0, weight_sync=2.0)
+    assert plain.exposed_sync == 2.0
+    assert plain.seconds == pytest.approx(7.0, rel=0.01)
+    with pytest.raises(InputError, match=r"rl.sync.overlap: found true where every response"):
+        resolved(sync={"overlap": True})
+
+
+def test_what_is_exposed_sums_to_the_step_where_rollouts_differ() -> None:
+    """Batches of partial rollouts, each with other lengths and with responses of the one before."""
+    asked = experiment(placement="split", rollout={"gpus": 4}, over_sampling=1.5, partial_rollout=True)
+    result = simulate_rl(asked, simulator())
+    assert result.exposed_seconds["rollout"] == pytest.approx(result.step.rollout)
+    assert sum(result.exposed_seconds.values()) == pytest.approx(result.step.seconds)

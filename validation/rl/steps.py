@@ -320,9 +320,6 @@ def _rl_table(
         "lengths": _lengths(row, phase, assumptions),
         "rollout": _rollout(row, rollout_gpus),
     }
-    version = re.search(r"\d+\.\d+(?:\.\d+)?", row.text("version"))
-    if version:
-        table["version"] = version[0]
     updates = row.number("updates_per_rollout")
     total = prompts * samples
     if updates and updates > 1 and total % round(updates) == 0:

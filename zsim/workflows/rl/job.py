@@ -390,6 +390,11 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
             "proposed tokens is accepted"
         )
+    if table.sync.overlap and not _staleness(table):
+        raise InputError(
+            "rl.sync.overlap: found true where every response is of the newest policy, so that the rollout "
+            "waits for its weights; expected false, or placement 'async' with max_staleness above 0"
+        )
     if table.max_staleness and table.placement != "async":
         raise InputError(
             f"rl.max_staleness: found {table.max_staleness:g} with placement '{table.placement}', where "
