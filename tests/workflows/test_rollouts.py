@@ -412,6 +412,30 @@ def test_a_sync_beside_training_is_waited_for_only_by_the_next() -> None:
         resolved(sync={"overlap": True})
 
 
+def test_nemo_rl_lets_samples_be_older_by_whole_steps() -> None:
+    """Its prompts in flight are a step's, times the age. verl starts a part of the next step's."""
+    with pytest.raises(InputError, match=r"rl.max_staleness: found 0.25, but NeMo-RL lets .* whole steps"):
+        resolved(**ASYNC, max_staleness=0.25)
+    assert resolved(**ASYNC, framework="verl", max_staleness=0.25).max_staleness == 0.25
+
+
+def test_an_environment_takes_as_long_for_a_response_whatever_the_engines() -> None:
+    turns = {"turns": 3, "seconds": "2 s", "sigma": 0.7}
+    loops = [
+        Loop(job, fixed(job))
+        for gpus in (2, 4)
+        for job in [resolved(environment=turns, rollout={"gpus": gpus}, placement="split")]
+    ]
+    for loop in loops:
+        loop.start_samples()
+    first, second = (
+        {number: list(delays) for number, delays in loop._turn_seconds.items()} for loop in loops
+    )
+    assert first == second
+    assert len(first) == 128
+    assert {len(delays) for delays in first.values()} == {2}
+
+
 def test_what_is_exposed_sums_to_the_step_where_rollouts_differ() -> None:
     """Batches of partial rollouts, each with other lengths and with responses of the one before."""
     asked = experiment(placement="split", rollout={"gpus": 4}, over_sampling=1.5, partial_rollout=True)

@@ -75,6 +75,10 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
     if keys.get(f"{ACTOR}.use_fused_kernels", is_fused):
         file.settings["training.cross_entropy"] = "fused_linear"
+    elif strategy != "megatron" and (
+        keys.get(f"{ACTOR}.entropy_coeff", 0) or keys.get(f"{ACTOR}.calculate_entropy", False)
+    ):
+        file.settings["training.cross_entropy"] = "verl-entropy"
     _read_rollout(keys, update)
     keys.note_unread()
     return file

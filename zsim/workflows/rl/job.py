@@ -271,9 +271,9 @@ class _Batching:
             else self.max_tokens
         )
         self._replicas = job.data_parallel_size
-        self._fill: Fill = framework.fill
+        self.fill: Fill = framework.fill
         if framework.pads_for_stages and job.parallelism.pipeline > 1:
-            self._fill = "padded"
+            self.fill = "padded"
         observed = (table.environment.turns - 1) * table.environment.observation_tokens
         cap = job.training.sequence_length
         longest = {
@@ -292,7 +292,7 @@ class _Batching:
         """
         if self.kind == "packed":
             tokens = self._pass_tokens if is_pass else self.max_tokens
-            return pack(lengths, self._replicas, tokens, self._fill)
+            return pack(lengths, self._replicas, tokens, self.fill)
         size = self._pass_size if is_pass else self.size
         lengths = np.random.default_rng(0).permutation(lengths)
         if self.kind == "unpadded":
@@ -306,11 +306,10 @@ def _batch_notes(experiment: Experiment, update: PackedBatch, dealt: _Batching) 
     count = f"an update is {update.micro_batches:,} micro-batch{plural} a replica of"
     said = experiment.rl is not None and experiment.rl.micro_batch_tokens is not None
     if dealt.kind == "packed":
-        yield (
-            f"samples are packed: {count} {update.tokens:,.0f} tokens on average, at most "
-            f"{dealt.max_tokens:,} ("
-            + ("rl.micro_batch_tokens)" if said else "training.sequence_length x training.micro_batch_size)")
-        )
+        mean = "as the stages pad them" if dealt.fill == "padded" else "on average"
+        key = "rl.micro_batch_tokens" if said else "training.sequence_length x training.micro_batch_size"
+        tokens = f"{update.tokens:,.0f} tokens {mean}"
+        yield f"samples are packed: {count} {tokens}, at most {dealt.max_tokens:,} ({key})"
     elif dealt.kind == "unpadded":
         yield f"{count} {dealt.size:,} samples without padding, {update.tokens:,.0f} tokens on average"
     else:
@@ -389,6 +388,11 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
         raise InputError(
             "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
             "proposed tokens is accepted"
+        )
+    if framework.limits_prompts_in_flight and _staleness(table) % 1:
+        raise InputError(
+            f"rl.max_staleness: found {table.max_staleness:g}, but {framework.name} lets samples be older by "
+            "whole steps; expected 0, 1 or more"
         )
     if table.sync.overlap and not _staleness(table):
         raise InputError(

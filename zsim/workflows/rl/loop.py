@@ -25,7 +25,7 @@ rollouts kept until the next batch, whose first prompts they are (verl docs/adva
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from math import ceil, inf, log
 from statistics import fmean
@@ -105,6 +105,13 @@ class SampleBatch:
         return len(self.finished) >= self.needed
 
     @property
+    def seconds(self) -> float:
+        """Time from the first response that is needed to the end of the last."""
+        requests = [request for group in self.finished[: self.needed] for request in group.requests]
+        start = min(request.start_seconds or 0.0 for request in requests)
+        return max(request.end_seconds for request in requests) - start
+
+    @property
     def trained(self) -> list[SampleRequest]:
         """The samples that the step trains on."""
         return [request for group in self.finished[: self.kept] for request in group.requests]
@@ -119,6 +126,8 @@ class LoopStep:
     """Time that the trainer waited for samples."""
     sync_seconds: float
     """Time that it waited for engines to get new weights."""
+    rollout_seconds: float
+    """Time from the first response that the step needs to the end of the last."""
     requests: list[SampleRequest]
     ages: list[int]
     """Versions that each prompt of the step is older than the policy it trained."""
@@ -153,8 +162,8 @@ class Loop:
         self._awaited = 0  # the batch that the trainer waits for
         self._enough = self.env.event()
         self._drained = self.env.event()
-        self._turn_seconds = np.random.default_rng([job.table.lengths.seed, 1])
         environment = job.table.environment
+        self._turn_seconds: dict[int, Iterator[float]] = {}  # of the environment's turns of each request
         self._environments = simpy.Resource(self.env, environment.concurrency or 10**9)
 
     # ---- Rollout -------------------------------------------------------------------------------------------
@@ -187,8 +196,7 @@ class Loop:
         with self._environments.request() as turn:
             yield turn
             if table.seconds:
-                mean = log(table.seconds) - table.sigma**2 / 2
-                yield self.env.timeout(float(self._turn_seconds.lognormal(mean, table.sigma)))
+                yield self.env.timeout(next(self._turn_seconds[request.number]))
         request.begin_turn(table.observation_tokens)
         self._places[request.number].submit(request)
 
@@ -235,6 +243,8 @@ class Loop:
         samples = draw_samples(
             table.lengths, count, table.samples_per_prompt, self.job.sequence_length, seed=self.started
         )
+        generator = np.random.default_rng([table.lengths.seed, 1, self.started])
+        mean = log(table.environment.seconds or 1.0) - table.environment.sigma**2 / 2
         groups = []
         for prompt, prompt_tokens in enumerate(samples.prompts):
             requests = []
@@ -242,6 +252,9 @@ class Loop:
                 turns = split_turns(int(response), table.environment.turns)
                 request = SampleRequest(self._num_requests, self._num_groups, int(prompt_tokens), turns[0])
                 request.later_turns = turns[1:]
+                if table.environment.seconds and request.later_turns:
+                    drawn = generator.lognormal(mean, table.environment.sigma, len(request.later_turns))
+                    self._turn_seconds[request.number] = iter(drawn.tolist())
                 requests.append(request)
                 self._num_requests += 1
             groups.append(PromptGroup(self._num_groups, requests, self.version, len(requests)))
@@ -315,7 +328,8 @@ class Loop:
             self._drop_filtered(batch)
             self.version += 1
             dropped_tokens = self.dropped_tokens - dropped
-            results.append(LoopStep(env.now, waited, synced, batch.trained, ages, dropped_tokens))
+            rollout = waited if self.job.is_synchronous else batch.seconds
+            results.append(LoopStep(env.now, waited, synced, rollout, batch.trained, ages, dropped_tokens))
             self.start_samples()
         return results
 
@@ -388,11 +402,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     kept = results[warm_up:]
     rounds = ceil(job.table.sampling_rounds) if job.is_synchronous else 1
     ends = [np.sort([request.end_seconds for request in step.requests]) for step in kept]
-    if job.is_synchronous:
-        rollout = fmean(step.waited_seconds for step in kept)
-    else:
-        starts = [min(request.start_seconds or 0.0 for request in step.requests) for step in kept]
-        rollout = fmean(float(end[-1]) - start for end, start in zip(ends, starts, strict=True))
+    rollout = fmean(step.rollout_seconds for step in kept)
     again = (rounds - 1) * rollout
     seconds = (kept[-1].end_seconds - begin) / measured + again
     trained_tokens = sum(request.response_tokens for step in kept for request in step.requests) / measured
