@@ -289,12 +289,13 @@ class RlTable(StrictTable):
     )
     logprob_micro_batch_size: Count | None = Field(
         default=None,
-        description="training.micro_batch_size of passes without backward; left out: the same",
+        description="samples of a micro-batch of passes without backward; left out: "
+        "training.micro_batch_size",
     )
     logprob_micro_batch_tokens: Count | None = Field(
         default=None,
-        description="micro_batch_tokens of passes without backward; left out: those of "
-        "logprob_micro_batch_size sequences, or the same",
+        description="tokens of a packed micro-batch of passes without backward; left out: those of "
+        "logprob_micro_batch_size sequences, or of an update",
     )
     reference: Literal["none", "resident", "host"] | None = Field(
         default=None,
