@@ -122,7 +122,7 @@ class _MicroBatches:
         return max(*self._longer, self._max_tokens - min(rooms, default=self._max_tokens), 0)
 
     def padded_squares(self, tokens: int) -> int:
-        """What the sum of squares of samples grows by, if each micro-batch is padded to `tokens`."""
+        """The growth of the sum of squares of samples, if each micro-batch is padded to `tokens`."""
         rooms = self._rooms[self._leaves : self._leaves + self._used]
         spare = [tokens - self._max_tokens + room for room in rooms]
         grown = sum((2 * last + pad) * pad for last, pad in zip(self._last, spare, strict=False))
