@@ -197,16 +197,16 @@ def _dynamic_tokens(keys: NestedKeys) -> int | None:
 
 def _logprob_batch(keys: NestedKeys, tokens: int | None) -> dict[str, int | None]:
     """The micro-batches of old log-probabilities: by tokens as those of updates are, or by samples."""
-    limit, size, whole = (
+    limit, size, sum_size = (
         keys.get(f"{ROLLOUT}.log_prob_{name}")
         for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu", "micro_batch_size")
     )
     if tokens:
         context = int(keys.file.settings.get("parallelism.context", 1))
         return {"logprob_micro_batch_tokens": limit and limit * context}
-    if size is None and whole is not None:
+    if size is None and sum_size is not None:
         replicas = max(1, int(keys.file.settings["gpus"]) // _model_ranks(keys.file))
-        size = max(1, whole // replicas)
+        size = max(1, sum_size // replicas)
     return {"logprob_micro_batch_size": size}
 
 
