@@ -6,8 +6,10 @@ python validation/curves/accuracy.py
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import expm1
 from pathlib import Path
 from statistics import fmean, median
@@ -118,9 +120,7 @@ def machine_lines(curves: Sequence[Curve]) -> list[str]:
         lines.append(row("every other size", without_sizes(name, own)))
         if len(own) == 1:
             continue
-        alone = [
-            error for curve in own for error in without_curves(name, own, lambda one, out=curve: one is out)
-        ]  # type: ignore[misc]
+        alone = [error for curve in own for error in without_curves(name, own, partial(operator.is_, curve))]
         lines.append(row("each curve in turn", alone))
         lines.append(row("all above 128 GPUs", without_curves(name, own, lambda curve: curve.gpus > 128)))
         for source in ("DGX", "InfiniBand") if name == "dgx-h100" else ("HyperPod", ", p5"):
