@@ -121,19 +121,19 @@ class Report(JobFacts):
     limit: str
     collectives: tuple[CollectiveRow, ...]
     overlap_fraction: float | None
-    traffic: tuple[TrafficRow, ...]
-    sent: tuple[SentRow, ...]
+    traffic: Sequence[TrafficRow]
+    sent: Sequence[SentRow]
     simulation: SimulationStats
-    notes: tuple[str, ...]
+    notes: Sequence[str] = ()
     """Sentences on the job and on what is assumed of it, those on what was asked first."""
     offload: OffloadSection | None = None
     energy: Energy | None = None
     cost: RunCost | None = None
     critical_path_seconds: Mapping[str, float] | None = None
-    ranks: tuple[RankRow, ...] = ()
+    ranks: Sequence[RankRow] = ()
     jitter: StepSpread | None = None
-    jobs: tuple[JobRow, ...] = ()
-    gpu_types: tuple[GpuTypeRow, ...] = ()
+    jobs: Sequence[JobRow] = ()
+    gpu_types: Sequence[GpuTypeRow] = ()
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None
     """The step with kernels and collectives one after the other, where the overlap is in doubt."""
@@ -301,22 +301,12 @@ def make_report(
     simulation: SimulationStats,
     machine_use: MachineUse = _NO_MACHINE_USE,
     *,
-    notes: Sequence[str] = (),
-    allocator: AllocatorRow | None = None,
-    energy: Energy | None = None,
-    cost: RunCost | None = None,
-    critical_path_seconds: Mapping[str, float] | None = None,
-    validation: Validation | None = None,
-    ranks: Sequence[RankRow] = (),
-    jitter: StepSpread | None = None,
-    jobs: Sequence[JobRow] = (),
-    gpu_types: Sequence[GpuTypeRow] = (),
     step_seconds_without_overlap: float | None = None,
     offload_seconds_range: tuple[float, float] | None = None,
     pipeline: PipelineSection | None = None,
 ) -> Report:
     """The report of a step. `step_seconds_without_overlap` and `offload_seconds_range` come from further
-    simulations of the step, where there were any."""
+    simulations of the step, where there were any. What is not in the trace, from `notes` on, is left open."""
     trace, work, breakdown = step.trace, job.work, step.breakdown
     ledger = Ledger.of(trace.memory)
     out_of_memory = first_over_capacity(
@@ -346,21 +336,11 @@ def make_report(
         limit=limit + overlap_doubt_sentence(job.framework, step.seconds, step_seconds_without_overlap),
         collectives=collective_rows(trace, step.rank, breakdown.waits),
         overlap_fraction=step.overlap_fraction,
-        traffic=tuple(machine_use.traffic),
-        sent=tuple(machine_use.sent),
+        traffic=machine_use.traffic,
+        sent=machine_use.sent,
         simulation=simulation,
-        notes=tuple(notes),
         offload=offload,
-        energy=energy,
-        cost=cost,
-        critical_path_seconds=critical_path_seconds,
-        ranks=tuple(ranks),
-        jitter=jitter,
-        jobs=tuple(jobs),
-        gpu_types=tuple(gpu_types),
-        allocator=allocator,
         step_seconds_without_overlap=step_seconds_without_overlap,
-        validation=validation,
         pipeline=pipeline,
     )
 
