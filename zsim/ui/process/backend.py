@@ -25,8 +25,8 @@ from zsim.report.views.html.figure import Figure
 from zsim.resources import PACKAGE, topologies_folder
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.scaling.result import efficiency, sentences, throughput
-from zsim.study.scaling.scaling import Mode, run_scaling
+from zsim.study.scaling.result import Mode, efficiency, sentences, throughput
+from zsim.study.scaling.scaling import run_scaling
 from zsim.ui.answer import Answer, answer, remedy_settings
 from zsim.ui.downloads import animation_content, animation_data, file_content
 from zsim.ui.form import DisplayedValues, Form
