@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from zsim.goodput.ledger import Span
 from zsim.goodput.runs import HIGH, LOW, quantile
-from zsim.goodput.simulated_run import DEFINITIONS, SimulatedRun
 from zsim.goodput.text import (
     MEANINGS,
     detail_sentences,
@@ -24,6 +24,21 @@ from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
 from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.units import format_seconds
+
+if TYPE_CHECKING:
+    from zsim.goodput.result import RunResult
+
+# Names and meanings of `definitions`, by whom they are from.
+DEFINITIONS = {
+    "goodput": "time of all steps, one after the other, over the clock from the first step on",
+    "ettr_rsc": "Meta RSC (arXiv 2410.21680), effective training time ratio: productive over all wall time, "
+    "the first start-up included",
+    "effective_training_time_llama_3": "Llama 3 (arXiv 2407.21783): useful training time over elapsed time, "
+    "from the first step on; slower steps are useful",
+    "runtime_goodput_google": "Google: productive step time over the time in which all nodes are there",
+    "goodput_dlrover": "DLRover: time on new steps over elapsed time, the first start-up included",
+    "mfu_of_the_run": "the step's model FLOP utilisation times goodput",
+}
 
 _DAY = 86_400.0
 _HOUR = 3600.0
@@ -48,7 +63,7 @@ _NARROWED_BY = {
 }
 
 
-def goodput_page(run: SimulatedRun) -> str:
+def goodput_page(run: RunResult) -> str:
     """The page as text."""
     sections = [
         Section("Where the days go", [
@@ -78,7 +93,7 @@ def goodput_page(run: SimulatedRun) -> str:
     return page(headline(run), "goodput", sections, " ".join([*summary, *detail_sentences(run)]))
 
 
-def waterfall(run: SimulatedRun) -> Figure:
+def waterfall(run: RunResult) -> Figure:
     """Days by bin, each beginning where the last one ends."""
     figure, start_seconds = Figure(layout(380, showlegend=False)), 0.0
     for name, seconds in run.runs.seconds_by_bin().items():
@@ -107,11 +122,11 @@ def _length(seconds: float) -> str:
     return f"{seconds:.2g} s"
 
 
-def _spans(run: SimulatedRun) -> list[Span]:
+def _spans(run: RunResult) -> list[Span]:
     return (run.typical.spans or [])[:_MAX_SPANS]
 
 
-def progress(run: SimulatedRun) -> Figure:
+def progress(run: RunResult) -> Figure:
     """Steps over days, with every failure."""
     spans = _spans(run)
     figure = Figure(layout(420))
@@ -140,7 +155,7 @@ def progress(run: SimulatedRun) -> Figure:
     return figure
 
 
-def timeline(run: SimulatedRun) -> Figure:
+def timeline(run: RunResult) -> Figure:
     """One bar per stop, at its day."""
     figure = Figure(layout(320, barmode="overlay"))
     for name in MEANINGS:
@@ -162,7 +177,7 @@ def timeline(run: SimulatedRun) -> Figure:
     return figure
 
 
-def interval(run: SimulatedRun) -> Figure:
+def interval(run: RunResult) -> Figure:
     curve = run.curve
     assert curve is not None
     figure = Figure(layout(380))
@@ -183,7 +198,7 @@ def interval(run: SimulatedRun) -> Figure:
     return figure
 
 
-def spares(run: SimulatedRun) -> Figure:
+def spares(run: RunResult) -> Figure:
     figure = Figure(layout(340))
     for name, values, color in (
         ("goodput, %", [choice.goodput_fraction * 100 for choice in run.spares], COLORS["steps"]),
@@ -200,7 +215,7 @@ def spares(run: SimulatedRun) -> Figure:
     return figure
 
 
-def causes(run: SimulatedRun) -> Figure:
+def causes(run: RunResult) -> Figure:
     hours = run.lost_gpu_hours
     figure = Figure(layout(max(160, 60 + 26 * len(hours)), showlegend=False))
     figure.add_bar(
@@ -212,7 +227,7 @@ def causes(run: SimulatedRun) -> Figure:
     return figure
 
 
-def days(run: SimulatedRun) -> Figure:
+def days(run: RunResult) -> Figure:
     """Runs in the order of their days, or of the goodput that they have in as many days."""
     if run.runs.scenario.horizon_seconds is None:
         ordered, title, hover_text = sorted(run.runs.days), "days", "take at most %{y:.2f} days"
@@ -236,14 +251,14 @@ def days(run: SimulatedRun) -> Figure:
     return figure
 
 
-def _definitions(run: SimulatedRun) -> Sequence[Sequence[str]]:
+def _definitions(run: RunResult) -> Sequence[Sequence[str]]:
     return [
         [name.replace("_", " "), "-" if value is None else f"{value * 100:.2f} %", DEFINITIONS[name]]
         for name, value in run.definitions.items()
     ]
 
 
-def _modes(run: SimulatedRun) -> Sequence[Sequence[str]]:
+def _modes(run: RunResult) -> Sequence[Sequence[str]]:
     return [
         [choice.mode, "", "", choice.error]
         if choice.error is not None
@@ -253,7 +268,7 @@ def _modes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     ]  # fmt: skip
 
 
-def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
+def _causes(run: RunResult) -> Sequence[Sequence[str]]:
     counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
     return [
         [name, f"{counts.get(name, 0.0):,.2f}", f"{hours.get(name, 0.0):,.1f}"]
@@ -261,7 +276,7 @@ def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     ]
 
 
-def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
+def trust_rows(run: RunResult) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
     first = run.prepared.first
     weakest = ", ".join(f"{part} {grade}" for part, grade in first.result.report.evidence.items())

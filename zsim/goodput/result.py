@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from zsim.errors import ZsimError
+from zsim.goodput import page, text
 from zsim.goodput.checkpoints.cost import STATED_KEYS
 from zsim.goodput.closed_forms import estimate_repairs
 from zsim.goodput.ledger import RunLedger
@@ -15,7 +18,9 @@ from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
 from zsim.goodput.scenario import Checkpoint
 from zsim.goodput.search import IntervalCurve, run_comparable, starting_interval
+from zsim.report.fit import fit_of
 from zsim.report.report import Report
+from zsim.report.views.result import Displayable, Figures
 from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.experiment.run.failures import resolve_failures
@@ -118,18 +123,6 @@ _HOUR = 3600.0
 _DAY = 86_400.0
 _MEGAWATT_HOUR = 3.6e9
 
-# Names and meanings of `definitions`, by whom they are from.
-DEFINITIONS = {
-    "goodput": "time of all steps, one after the other, over the clock from the first step on",
-    "ettr_rsc": "Meta RSC (arXiv 2410.21680), effective training time ratio: productive over all wall time, "
-    "the first start-up included",
-    "effective_training_time_llama_3": "Llama 3 (arXiv 2407.21783): useful training time over elapsed time, "
-    "from the first step on; slower steps are useful",
-    "runtime_goodput_google": "Google: productive step time over the time in which all nodes are there",
-    "goodput_dlrover": "DLRover: time on new steps over elapsed time, the first start-up included",
-    "mfu_of_the_run": "the step's model FLOP utilisation times goodput",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class RunBill:
@@ -143,9 +136,9 @@ class RunBill:
     """None where the GPU's power is not known."""
 
 
-@dataclass(frozen=True)
-class SimulatedRun:
-    """An experiment's run."""
+@dataclass(frozen=True, repr=False)
+class RunResult(Displayable):
+    """An experiment's run of days: `expected_days`, `goodput_fraction`, and where the days go."""
 
     prepared: PreparedRun
     runs: Runs
@@ -258,7 +251,7 @@ class SimulatedRun:
 
     @cached_property
     def definitions(self) -> dict[str, float | None]:
-        """Goodput by each of `DEFINITIONS`."""
+        """Goodput by each of `page.DEFINITIONS`."""
         runs = self.runs
         useful = runs.mean_of(lambda ledger: ledger.useful)
         elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
@@ -378,3 +371,36 @@ class SimulatedRun:
             "seeds": len(runs.ledgers),
             "simulated_fraction": 1 / runs.num_parts,
         }  # fmt: skip
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Where the days go, mean of all seeds: days and fraction by kind of time."""
+        seconds_per_bin = self.runs.seconds_by_bin()
+        total_seconds = sum(seconds_per_bin.values())
+        return [
+            {"part": name, "days": seconds / _DAY, "time_fraction": seconds / total_seconds}
+            for name, seconds in seconds_per_bin.items()
+        ]
+
+    def headline(self) -> str:
+        label = self.verdict.label if self.prepared.first.full_step else fit_of(self.tightest_report).label
+        return f"{text.headline(self)}. {label}."
+
+    def lines(self) -> Iterable[str]:
+        return text.goodput_lines(self)
+
+    def plots(self) -> Figures:
+        curve = {"interval": lambda: page.interval(self)} if self.curve is not None else {}
+        spares = {"spares": lambda: page.spares(self)} if len(self.spares) > 1 else {}
+        return {
+            "waterfall": lambda: page.waterfall(self),
+            "progress": lambda: page.progress(self),
+            "timeline": lambda: page.timeline(self),
+            **curve,
+            **spares,
+            "causes": lambda: page.causes(self),
+            "days": lambda: page.days(self),
+        }
+
+    def pages(self) -> Mapping[str, str]:
+        content = json.dumps(self.to_dict(), indent=1) + "\n"
+        return {"goodput.html": page.goodput_page(self), "goodput.json": content}
