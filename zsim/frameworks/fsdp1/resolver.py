@@ -47,20 +47,7 @@ def _resolve_fsdp1(
         )
     check_replicate(replicate, world_size)
     param, reduce = fsdp_dtypes(table, training)
-    return Fsdp1Config(
-        table.sharding_strategy,
-        replicate,
-        table.wrapping,
-        table.backward_prefetch,
-        table.forward_prefetch,
-        table.limit_all_gathers,
-        param,
-        reduce,
-        table.no_sync,
-        table.cpu_offload,
-        table.before_torch_2,
-        table.use_orig_params,
-    )
+    return Fsdp1Config.of_table(table, replicate=replicate, param_dtype=param, reduce_dtype=reduce)
 
 
 RESOLVER = Fsdp1Resolver()
