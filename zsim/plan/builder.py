@@ -338,14 +338,12 @@ class PlanBuilder:
         group: str,
         *,
         stream: str,
-        name: str = "",
-        module: str = "",
     ) -> int:
         """Issue one call that sends and receives `messages` (`batch_isend_irecv`). A single message is a lone
         `isend` or `irecv`, and its `group` is the two ranks. See [Note: who a message meets].
         """
         work = PointToPoint(tuple(messages), dtype, group)
-        return self.communicate(name or work.kind, stream, work, module)
+        return self.communicate(work.kind, stream, work)
 
     def copy(self, name: str, copy: Copy, *, stream: str, module: str = "") -> int:
         return self.add(name, stream, copy, module=module)
@@ -446,12 +444,11 @@ class PlanBuilder:
         op: int,
         *,
         owner: str = "",
-        part: str = "",
         micro_batch: int = -1,
     ) -> None:
         """Free `size` bytes of which `record_stream` keeps the block reserved until `op` has ended."""
         if size:
-            change = (len(self.ops), category, -size, "gpu", op, False, owner, (), "", part, micro_batch)
+            change = (len(self.ops), category, -size, "gpu", op, False, owner, (), "", "", micro_batch)
             self.memory.append(tuple.__new__(MemoryChange, change))
 
     def free_all(self) -> None:

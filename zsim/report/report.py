@@ -286,12 +286,11 @@ class Report(JobFacts):
 _NO_MACHINE_USE = MachineUse()
 
 
-def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
-    """The step of `rank`, by default of the first traced rank."""
+def traced_step(trace: Trace) -> TracedStep:
+    """The step of the first traced rank."""
     if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
         raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
-    if rank is None:
-        rank = int(trace.ranks[0]) if len(trace) else 0
+    rank = int(trace.ranks[0]) if len(trace) else 0
     return TracedStep(trace, rank, step_breakdown(trace, rank), overlap_fraction(trace, rank))
 
 

@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, ZsimError
+from zsim.errors import InputError
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page
@@ -367,12 +368,7 @@ def run_sensitivity(
     points = [Point(0, {}, experiment)]
     for variation in variations:
         for changes in variation.overrides:
-            varied, error = None, None
-            try:
-                varied = change_experiment(experiment, changes)
-            except ZsimError as problem:
-                error = str(problem)
-            points.append(Point(len(points), {}, varied, error))
+            points.append(Point.of(len(points), {}, partial(change_experiment, experiment, changes)))
     run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
     seconds: list[float | None] = []
     errors: list[str | None] = []
