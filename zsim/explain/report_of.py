@@ -21,7 +21,6 @@ from zsim.explain.sampled_micro_batches import (
     full_step,
     micro_batches_note,
     sum_rows,
-    weighted_sums,
 )
 from zsim.explain.variants import Variants
 from zsim.explain.work import attention_note, kernel_activity_of, step_work
@@ -38,6 +37,7 @@ from zsim.plan.memory.capacity import (
 )
 from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Plan
+from zsim.report.breakdown import weighted_sums
 from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seconds
 from zsim.report.critical.path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
