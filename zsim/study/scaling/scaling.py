@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -137,20 +138,20 @@ def run_scaling(
     ):
         resolve(experiment)  # raises with the reason why there is no batch to keep, or no degree
     batch = global_batch or total or (job and round(job.sequences_per_step)) or 1
-    points, largest = [], []
-    for number, count in enumerate(counts):
-        resized, largest_batch, error = None, None, None
-        try:
-            resized, largest_batch = _resize(experiment, job, count, mode, batch, grow)
-        except ZsimError as problem:
-            error = str(problem)
-        points.append(Point(number, {"gpus": count}, resized, error))
-        largest.append(largest_batch)
+    largest: dict[int, int | None] = {}
+
+    def resize(count: int) -> Experiment:
+        resized, largest[count] = _resize(experiment, job, count, mode, batch, grow)
+        return resized
+
+    points = [
+        Point.of(number, {"gpus": count}, partial(resize, count)) for number, count in enumerate(counts)
+    ]
     run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
     empty: Record = {"status": "error", "error": "not run", "row": {}}
     scaling_points = tuple(
-        _scaling_point(point, run.records.get(point.number, empty), largest_batch)
-        for point, largest_batch in zip(points, largest, strict=True)
+        _scaling_point(point, run.records.get(point.number, empty), largest.get(point.values["gpus"]))
+        for point in points
     )
     runs = [candidate for candidate in scaling_points if candidate.error is None]
     if not runs and not run.is_stopped:
