@@ -79,11 +79,6 @@ def run_figures(run: RunResult) -> dict[str, Figure]:
     return {"run-waterfall": page.waterfall(run), "run-progress": page.progress(run)}
 
 
-def run_page(run: RunResult) -> str:
-    """The run as a separate page."""
-    return page.goodput_page(run)
-
-
 def run_sentences(run: RunResult) -> Iterator[str]:
     yield from [] if run.tightest_report.verdict.word == "fits" else [verdict_sentence(run)]
     yield from [diverging_sentence(run)] if run.is_diverging else []

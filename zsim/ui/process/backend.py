@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zsim.goodput.page import goodput_page
 from zsim.report.views.html.figure import Figure
 from zsim.resources import PACKAGE, topologies_folder
 from zsim.specs.experiment.resolve import resolve
@@ -33,7 +34,7 @@ from zsim.ui.form import DisplayedValues, Form
 from zsim.ui.prediction import Prediction, Predictions, setting_token
 from zsim.ui.recordings import Recordings
 from zsim.ui.uploads import apply_text
-from zsim.ui.whole_run import Tile, run_figures, run_of, run_page, run_sentences, run_tiles
+from zsim.ui.whole_run import Tile, run_figures, run_of, run_sentences, run_tiles
 from zsim.ui.words import ANIMATION_FILE, RUN_FILE
 
 _SYSTEM = (
@@ -153,7 +154,9 @@ class Backend:
         if name == ANIMATION_FILE:
             return animation_content(self.form, self.outcomes, field_values, other_settings)
         experiment = self.form.experiment(field_values, other_settings)
-        return run_page(run_of(experiment)).encode() if name == RUN_FILE else file_content(experiment, name)
+        return (
+            goodput_page(run_of(experiment)).encode() if name == RUN_FILE else file_content(experiment, name)
+        )
 
     def run(
         self, field_values: DisplayedValues, other_settings: str
