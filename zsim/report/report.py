@@ -121,8 +121,8 @@ class Report(JobFacts):
     limit: str
     collectives: tuple[CollectiveRow, ...]
     overlap_fraction: float | None
-    traffic: Sequence[TrafficRow]
-    sent: Sequence[SentRow]
+    traffic: tuple[TrafficRow, ...]
+    sent: tuple[SentRow, ...]
     simulation: SimulationStats
     notes: Sequence[str] = ()
     """Sentences on the job and on what is assumed of it, those on what was asked first."""
@@ -335,8 +335,8 @@ def make_report(
         limit=limit + overlap_doubt_sentence(job.framework, step.seconds, step_seconds_without_overlap),
         collectives=collective_rows(trace, step.rank, breakdown.waits),
         overlap_fraction=step.overlap_fraction,
-        traffic=machine_use.traffic,
-        sent=machine_use.sent,
+        traffic=tuple(machine_use.traffic),
+        sent=tuple(machine_use.sent),
         simulation=simulation,
         offload=offload,
         step_seconds_without_overlap=step_seconds_without_overlap,
