@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.pool import simulate_flows
     from zsim.frameworks.public import *  # noqa: F403
-    from zsim.goodput.result import RunResult
     from zsim.specs.capture.capture import capture
     from zsim.specs.experiment.load import load_experiment
     from zsim.specs.experiment.tables import Experiment
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     )
     from zsim.study.tune.result import TuneResult
     from zsim.study.tune.tune import tune
-    from zsim.study.whole_runs import simulate_run
+    from zsim.study.whole_runs import RunResult, simulate_run
     from zsim.trace.readers.read import read_trace
     from zsim.workflows.rl.result import RlResult, simulate_rl
 
@@ -90,7 +89,7 @@ _MODULE_OF = {
     "simulate_run": "zsim.study.whole_runs",
     "simulate_rl": "zsim.workflows.rl.result",
     "RlResult": "zsim.workflows.rl.result",
-    "RunResult": "zsim.goodput.result",
+    "RunResult": "zsim.study.whole_runs",
     "Training": "zsim.specs.experiment.typed_tables",
     "Parallelism": "zsim.specs.experiment.typed_tables",
     "Trainer": "zsim.specs.experiment.typed_tables",

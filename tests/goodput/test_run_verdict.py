@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 import zsim
 from zsim.cli import app
 from zsim.goodput.page import goodput_page
-from zsim.goodput.result import RunResult
 from zsim.goodput.text import goodput_lines
 from zsim.report.fit import fit_of
 from zsim.report.memory import allocator_notes
-from zsim.study.whole_runs import simulate_run
+from zsim.study.whole_runs import RunResult, simulate_run
 from zsim.ui.whole_run import run_sentences
 
 SAVES = {"every": 100, "blocking": "1 s", "load": "5 s", "bytes": "10 GB"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.goodput.closed_forms import best_work_seconds
-from zsim.goodput.result import RunResult
+from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile, run_seeds
 from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Saves, Scenario
 from zsim.report.fit import fit_of
@@ -260,7 +260,7 @@ tensors that nothing reads any more.
 """
 
 
-def _llama_steps(runs: Iterable[tuple[str, RunResult]]) -> Iterator[str]:
+def _llama_steps(runs: Iterable[tuple[str, SimulatedRun]]) -> Iterator[str]:
     """The step behind a run: time, throughput, memory and whether it fits."""
     yield from _STEP_SAYS.rstrip().splitlines()
     for title, run in runs:

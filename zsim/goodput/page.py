@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from zsim.goodput.ledger import Span
+from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import HIGH, LOW, quantile
 from zsim.goodput.text import (
     MEANINGS,
@@ -24,9 +24,6 @@ from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
 from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.units import format_seconds
-
-if TYPE_CHECKING:
-    from zsim.goodput.result import RunResult
 
 # Names and meanings of `definitions`, by whom they are from.
 DEFINITIONS = {
@@ -63,7 +60,7 @@ _NARROWED_BY = {
 }
 
 
-def goodput_page(run: RunResult) -> str:
+def goodput_page(run: SimulatedRun) -> str:
     """The page as text."""
     sections = [
         Section("Where the days go", [
@@ -93,7 +90,7 @@ def goodput_page(run: RunResult) -> str:
     return page(headline(run), "goodput", sections, " ".join([*summary, *detail_sentences(run)]))
 
 
-def waterfall(run: RunResult) -> Figure:
+def waterfall(run: SimulatedRun) -> Figure:
     """Days by bin, each beginning where the last one ends."""
     figure, start_seconds = Figure(layout(380, showlegend=False)), 0.0
     for name, seconds in run.runs.seconds_by_bin().items():
@@ -122,11 +119,11 @@ def _length(seconds: float) -> str:
     return f"{seconds:.2g} s"
 
 
-def _spans(run: RunResult) -> list[Span]:
+def _spans(run: SimulatedRun) -> list[Span]:
     return (run.typical.spans or [])[:_MAX_SPANS]
 
 
-def progress(run: RunResult) -> Figure:
+def progress(run: SimulatedRun) -> Figure:
     """Steps over days, with every failure."""
     spans = _spans(run)
     figure = Figure(layout(420))
@@ -155,7 +152,7 @@ def progress(run: RunResult) -> Figure:
     return figure
 
 
-def timeline(run: RunResult) -> Figure:
+def timeline(run: SimulatedRun) -> Figure:
     """One bar per stop, at its day."""
     figure = Figure(layout(320, barmode="overlay"))
     for name in MEANINGS:
@@ -177,7 +174,7 @@ def timeline(run: RunResult) -> Figure:
     return figure
 
 
-def interval(run: RunResult) -> Figure:
+def interval(run: SimulatedRun) -> Figure:
     curve = run.curve
     assert curve is not None
     figure = Figure(layout(380))
@@ -198,7 +195,7 @@ def interval(run: RunResult) -> Figure:
     return figure
 
 
-def spares(run: RunResult) -> Figure:
+def spares(run: SimulatedRun) -> Figure:
     figure = Figure(layout(340))
     for name, values, color in (
         ("goodput, %", [choice.goodput_fraction * 100 for choice in run.spares], COLORS["steps"]),
@@ -215,7 +212,7 @@ def spares(run: RunResult) -> Figure:
     return figure
 
 
-def causes(run: RunResult) -> Figure:
+def causes(run: SimulatedRun) -> Figure:
     hours = run.lost_gpu_hours
     figure = Figure(layout(max(160, 60 + 26 * len(hours)), showlegend=False))
     figure.add_bar(
@@ -227,7 +224,7 @@ def causes(run: RunResult) -> Figure:
     return figure
 
 
-def days(run: RunResult) -> Figure:
+def days(run: SimulatedRun) -> Figure:
     """Runs in the order of their days, or of the goodput that they have in as many days."""
     if run.runs.scenario.horizon_seconds is None:
         ordered, title, hover_text = sorted(run.runs.days), "days", "take at most %{y:.2f} days"
@@ -251,14 +248,14 @@ def days(run: RunResult) -> Figure:
     return figure
 
 
-def _definitions(run: RunResult) -> Sequence[Sequence[str]]:
+def _definitions(run: SimulatedRun) -> Sequence[Sequence[str]]:
     return [
         [name.replace("_", " "), "-" if value is None else f"{value * 100:.2f} %", DEFINITIONS[name]]
         for name, value in run.definitions.items()
     ]
 
 
-def _modes(run: RunResult) -> Sequence[Sequence[str]]:
+def _modes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     return [
         [choice.mode, "", "", choice.error]
         if choice.error is not None
@@ -268,7 +265,7 @@ def _modes(run: RunResult) -> Sequence[Sequence[str]]:
     ]  # fmt: skip
 
 
-def _causes(run: RunResult) -> Sequence[Sequence[str]]:
+def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
     return [
         [name, f"{counts.get(name, 0.0):,.2f}", f"{hours.get(name, 0.0):,.1f}"]
@@ -276,7 +273,7 @@ def _causes(run: RunResult) -> Sequence[Sequence[str]]:
     ]
 
 
-def trust_rows(run: RunResult) -> Iterator[tuple[str, str, str, str]]:
+def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
     first = run.prepared.first
     weakest = ", ".join(f"{part} {grade}" for part, grade in first.result.report.evidence.items())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from zsim.errors import ZsimError
-from zsim.goodput import page, text
 from zsim.goodput.checkpoints.cost import STATED_KEYS
 from zsim.goodput.closed_forms import estimate_repairs
 from zsim.goodput.ledger import RunLedger
@@ -18,9 +15,7 @@ from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
 from zsim.goodput.scenario import Checkpoint
 from zsim.goodput.search import IntervalCurve, run_comparable, starting_interval
-from zsim.report.fit import fit_of
 from zsim.report.report import Report
-from zsim.report.views.result import Displayable, Figures
 from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.experiment.run.failures import resolve_failures
@@ -136,9 +131,9 @@ class RunBill:
     """None where the GPU's power is not known."""
 
 
-@dataclass(frozen=True, repr=False)
-class RunResult(Displayable):
-    """An experiment's run of days: `expected_days`, `goodput_fraction`, and where the days go."""
+@dataclass(frozen=True)
+class SimulatedRun:
+    """An experiment's run."""
 
     prepared: PreparedRun
     runs: Runs
@@ -371,36 +366,3 @@ class RunResult(Displayable):
             "seeds": len(runs.ledgers),
             "simulated_fraction": 1 / runs.num_parts,
         }  # fmt: skip
-
-    def records(self) -> Sequence[Mapping[str, Any]]:
-        """Where the days go, mean of all seeds: days and fraction by kind of time."""
-        seconds_per_bin = self.runs.seconds_by_bin()
-        total_seconds = sum(seconds_per_bin.values())
-        return [
-            {"part": name, "days": seconds / _DAY, "time_fraction": seconds / total_seconds}
-            for name, seconds in seconds_per_bin.items()
-        ]
-
-    def headline(self) -> str:
-        label = self.verdict.label if self.prepared.first.full_step else fit_of(self.tightest_report).label
-        return f"{text.headline(self)}. {label}."
-
-    def lines(self) -> Iterable[str]:
-        return text.goodput_lines(self)
-
-    def plots(self) -> Figures:
-        curve = {"interval": lambda: page.interval(self)} if self.curve is not None else {}
-        spares = {"spares": lambda: page.spares(self)} if len(self.spares) > 1 else {}
-        return {
-            "waterfall": lambda: page.waterfall(self),
-            "progress": lambda: page.progress(self),
-            "timeline": lambda: page.timeline(self),
-            **curve,
-            **spares,
-            "causes": lambda: page.causes(self),
-            "days": lambda: page.days(self),
-        }
-
-    def pages(self) -> Mapping[str, str]:
-        content = json.dumps(self.to_dict(), indent=1) + "\n"
-        return {"goodput.html": page.goodput_page(self), "goodput.json": content}

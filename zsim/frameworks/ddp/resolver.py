@@ -42,7 +42,7 @@ class DdpResolver(FrameworkResolver[DdpTable, DdpConfig]):
             _check_optimizer_in_backward(request)
         cap_bytes = round(table.bucket_cap_mb * 2**20)
         first_bytes = 2**20 if table.bucket_cap_mb == 25 else cap_bytes
-        config = DdpConfig.of_table(table, bucket_cap_bytes=cap_bytes, first_bucket_cap_bytes=first_bytes)
+        config = DdpConfig.resolve(table, bucket_cap_bytes=cap_bytes, first_bucket_cap_bytes=first_bytes)
         return Resolution(config, request.cluster)
 
 

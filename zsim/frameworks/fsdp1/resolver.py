@@ -47,7 +47,7 @@ def _resolve_fsdp1(
         )
     check_replicate(replicate, world_size)
     param, reduce = fsdp_dtypes(table, training)
-    return Fsdp1Config.of_table(table, replicate=replicate, param_dtype=param, reduce_dtype=reduce)
+    return Fsdp1Config.resolve(table, replicate=replicate, param_dtype=param, reduce_dtype=reduce)
 
 
 RESOLVER = Fsdp1Resolver()

@@ -55,7 +55,7 @@ def _resolve_reference(
         )
     low = "bf16" if training.precision == "fp8" else training.precision
     param_dtype = table.param_dtype or low
-    strategy = ReferenceConfig.of_table(
+    strategy = ReferenceConfig.resolve(
         table,
         param_dtype=param_dtype,
         reduce_dtype=table.reduce_dtype or param_dtype,

@@ -45,7 +45,7 @@ class StrategyConfig:
     kind: ClassVar[str]
 
     @classmethod
-    def of_table(cls, table: StrategyTable, **resolved: Any) -> Self:
+    def resolve(cls, table: StrategyTable, **resolved: Any) -> Self:
         """The `resolved` settings, and those that are as the table of the same names has them."""
         names = {field.name for field in fields(cls)} & set(type(table).model_fields)
         return cls(**{name: getattr(table, name) for name in names} | resolved)

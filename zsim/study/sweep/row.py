@@ -14,7 +14,7 @@ from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
 from zsim.goodput.goodput import simulate_prepared
 from zsim.goodput.prepared import prepare
-from zsim.goodput.result import RunResult
+from zsim.goodput.result import SimulatedRun
 from zsim.report.framework import report_role
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
@@ -41,7 +41,7 @@ def run_columns(experiment: Experiment, result: Result) -> dict[str, Any]:
         return {"run_error": str(error)}
 
 
-def answer_columns(run: RunResult) -> dict[str, Any]:
+def answer_columns(run: SimulatedRun) -> dict[str, Any]:
     """The answer as plain values: days, fractions, seconds, bytes, GPU-hours."""
     low, high = run.days_range
     checkpoint, bill, runs = run.checkpoint, run.bill, run.runs

@@ -222,7 +222,7 @@ def resolve_megatron(
         and table.gradient_accumulation_fusion
         and (has_core or (release >= _SHARDING_RELEASE and table.grad_reduce_dtype == "fp32"))
     )
-    return MegatronConfig.of_table(
+    return MegatronConfig.resolve(
         table,
         distributed_optimizer=is_sharded,
         overlap_grad_reduce=overlaps_grad_reduce,
