@@ -116,6 +116,27 @@ def test_mamba_ssms_function_norms_by_itself() -> None:
     assert mixer_bytes("nemotron-3-nano-30b-a3b", 0, torch_fused) == 55_936 - 8_192
 
 
+@pytest.mark.parametrize(
+    ("options", "gate"),
+    [
+        (WorkOptions(), 4 + 4 + 1 + 4 + 4 + 4),
+        (WorkOptions(compile=True), 2 + 4 + 4),
+        (replace(FUSED, layers=LAYER_KERNELS["megatron"]), 2),
+    ],
+    ids=["transformers", "compiled", "megatron"],
+)
+def test_kimi_delta_keeps_what_flas_function_saves(options: WorkOptions, gate: int) -> None:
+    """32 heads of 128, by `save_for_backward` of fla bc3b101d ops/kda/chunk.py: q, k and v of 4,096 in 16
+    bits, A_qk and A_kk of 64 a head, q_rstd and k_rstd in fp32, beta, and per channel of the gate the decays
+    and their sums in fp32, or the product where the gate is in the kernel. Before it transformers' gate keeps
+    exp, 1 + exp, softplus and a mask (`test_the_gate_of_kimi_delta_keeps_what_autograd_keeps`).
+    """
+    beta = 4 if options.layers.gates_in_kernel else 2
+    assert sum(KimiDelta(32, 128).kept_sizes(options)) == (
+        3 * 4096 * 2 + 2 * 32 * 64 * 2 + 32 * (8 + beta) + 4096 * gate
+    )
+
+
 def test_a_decay_for_every_channel_moves_more_than_one_for_a_head() -> None:
     """24 bytes a key's channel, and a second matrix of a chunk read and written."""
     one, many = GatedDelta(32, 32, 128, 128), KimiDelta(32, 128)
