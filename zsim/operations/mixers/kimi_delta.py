@@ -25,8 +25,8 @@ class KimiDelta(LinearMixer):
     transformers 5.24 makes the decays before, in fp32 (modeling_kimi_linear.py `KimiLinearForgetGate`): a
     cast, the bias, softplus as exp, sum, log, comparison and choice, and a factor. Uncompiled, that is 64
     bytes a channel, and 75 in backward. Autograd keeps exp, the sum, the mask and softplus, and fla's
-    function the decays and their sums over a chunk. Megatron-Bridge's layer (0.6.0 models/kimi/kimi_k3_ops.py) has fla
-    make them, which keeps the product alone.
+    function the decays and their sums over a chunk. Megatron-Bridge's layer (0.6.0
+    models/kimi/kimi_k3_ops.py) has fla make them, which keeps the product alone.
     """
 
     num_heads: int
