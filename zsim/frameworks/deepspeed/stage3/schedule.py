@@ -234,7 +234,7 @@ class Zero3Schedule(Zero3Gradients):
         autograd_holds = (
             not self.zero.memory_efficient_linear and not is_backward and call.module.has_backward
         )
-        released = self.coordinator.release(self._entered_at[unit])
+        released = self.coordinator.release(self._entered_at.get(unit, self.coordinator.step))
         self.store.release(released)
         if self.secondary is not None:
             self.secondary.keep(released)
