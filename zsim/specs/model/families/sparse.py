@@ -120,7 +120,7 @@ def _attention(config: ConfigReader, shape: Shape, *, has_indexer: bool) -> list
 
 
 def indexer_loss(config: ConfigReader) -> IndexerLoss:
-    """What trains the indexer. Raises InputError for another word."""
+    """The loss that trains the indexer. Raises InputError for another word."""
     loss = config.string("indexer_loss", "none")
     if loss not in get_args(IndexerLoss):
         raise config.error(f"'indexer_loss' is '{loss}'; expected {', '.join(get_args(IndexerLoss))}")
