@@ -19,6 +19,7 @@ class DdpResolver(FrameworkResolver[DdpTable, DdpConfig]):
     """torch's DDP, beside which torchtitan has pipelines alone."""
 
     padded_experts = KEMPNERFORGE
+    has_lenders = True
 
     def degrees(
         self, table: DdpTable, requested: ParallelismTable
