@@ -203,6 +203,45 @@ def test_nemo_rls_megatron_takes_its_fields(tmp_path: Path) -> None:
     assert (found.training.activation_checkpointing, found.training.gradient_clipping) == ("full", 1.0)
 
 
+def under_megatron(keys: str) -> str:
+    text = POLICY.replace("dtensor_cfg: {enabled: true,", "dtensor_cfg: {enabled: false,")
+    return text.replace("megatron_cfg: {enabled: false,", f"megatron_cfg: {{enabled: true, {keys},")
+
+
+def test_megatrons_fp8_of_nemo_rl_is_its_recipe(tmp_path: Path) -> None:
+    text = under_megatron("fp8_cfg: {enabled: true, fp8: e4m3, fp8_recipe: blockwise, fp8_param: false}")
+    training = read(write(tmp_path, text)).training
+    assert (training.precision, training.fp8_recipe) == ("fp8", "block")
+    off = read(write(tmp_path, text.replace("fp8_cfg: {enabled: true", "fp8_cfg: {enabled: false")))
+    assert (off.training.precision, off.training.fp8_recipe) == ("bf16", None)
+
+
+def test_megatrons_adapters_of_nemo_rl_without_targets_are_on_every_layer(tmp_path: Path) -> None:
+    """But not on the routed experts, whose grouped layers are of no type that its `ModuleMatcher` takes."""
+    text = under_megatron("peft: {enabled: true, dim: 16, alpha: 32, target_modules: [], dropout: 0.0}")
+    lora = there(read(write(tmp_path, text)).training.lora)
+    assert (lora.rank, lora.alpha, lora.exclude) == (16, 32, r".*\.experts\..*")
+    assert lora.targets == ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
+
+def test_nothing_overlaps_a_gather_of_one_bucket(tmp_path: Path) -> None:
+    """Without overlap_grad_reduce Megatron-Core makes one bucket, whose gather forward waits for."""
+    section = "distributed_data_parallel_config: {overlap_grad_reduce: false, overlap_param_gather: true}"
+    found = read(write(tmp_path, under_megatron(section)))
+    assert not of_kind(found.strategy, MegatronTable).overlap_param_gather
+    assert any("overlap_param_gather: without overlap_grad_reduce" in note for note in found.notes)
+
+
+def test_experts_of_nemo_rls_dtensor_are_split_among_ranks(tmp_path: Path) -> None:
+    """Automodel keeps what forward gathers, unless `moe_parallelizer` says otherwise."""
+    keys = "expert_parallel_size: 8, automodel_kwargs: {backend: {enable_deepep: true}},"
+    text = POLICY.replace("dtensor_cfg: {enabled: true,", f"dtensor_cfg: {{enabled: true, {keys}")
+    found = read(write(tmp_path, text))
+    table = of_kind(found.strategy, Fsdp2Table)
+    assert (found.parallelism.expert, found.parallelism.dispatcher) == (8, "deepep")
+    assert (table.wrapping, table.reshard_after_forward) == ("torchtitan", False)
+
+
 def test_stages_of_megatron_whose_ends_have_less_are_split_once_the_model_is_known(tmp_path: Path) -> None:
     """32 layers: 7 on the first of 4 ranks, 9 on the last, and 8 on those between."""
     text = POLICY.replace("dtensor_cfg: {enabled: true,", "dtensor_cfg: {enabled: false,").replace(

@@ -6,13 +6,12 @@ Read in NeMo-RL 7ea279ab: `utils/config.py` (`load_config_with_inheritance`), `m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
-from zsim.programs.megatron_lm.recipe import read_fields
+from zsim.programs.megatron_lm.recipe import pattern_of_modules, read_fields, recipe_adapters
 from zsim.programs.nemo_rl.keys import DTENSOR, GENERATION, IDLE, KEYS, MEGATRON, VLLM
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.reading import read_text
@@ -31,6 +30,7 @@ _OTHER_TRAININGS = {
 _UPDATE = "of the policy, over sequences of the longest length"
 _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
 _ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
+_FP8_FIELDS = ("fp8", "fp8_recipe", "fp8_param")
 _MEGATRON_SECTIONS = ("optimizer", "distributed_data_parallel_config")
 # Of megatron_cfg: of other phases, or without effect on an update.
 _MEGATRON_IDLE = (
@@ -221,7 +221,14 @@ def _read_dtensor(keys: NestedKeys) -> None:
     precision = settings["training.precision"]
     settings |= {"strategy.kind": "fsdp2", "strategy.param_dtype": precision, "strategy.reduce_dtype": "fp32"}
     keys.file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
-    keys.refuse(f"{DTENSOR}.expert_parallel_size", "expert parallelism of NeMo-RL's DTensor", 1)
+    if (experts := keys.count(f"{DTENSOR}.expert_parallel_size")) > 1:
+        # Automodel's parallelizer of mixtures (components/moe/parallelizer.py) shards blocks without experts
+        reshards = keys.table(f"{DTENSOR}.moe_parallelizer").get("reshard_after_forward", False)
+        keys.file.defaults["strategy.wrapping"] = "torchtitan"
+        settings |= {"parallelism.expert": experts, "strategy.reshard_after_forward": reshards}
+        backend = keys.table(f"{DTENSOR}.automodel_kwargs.backend")
+        if backend.get("enable_deepep") or backend.get("dispatcher") in ("deepep", "hybridep"):
+            settings["parallelism.dispatcher"] = backend.get("dispatcher", "deepep")
     if keys.get(f"{DTENSOR}.cpu_offload", False):
         settings["strategy.cpu_offload"] = True
     if keys.get(f"{DTENSOR}.activation_checkpointing", False):
@@ -266,27 +273,15 @@ def _read_adapters(keys: NestedKeys) -> None:
             "training.lora.targets": "all-linear" if matches_all else targets,
         }
     if is_on and excluded:
-        keys.file.settings["training.lora.exclude"] = "|".join(_pattern_of(str(name)) for name in excluded)
-
-
-def _pattern_of(name: str) -> str:
-    """The expression of an excluded module: a name is its last one, stars stand for any part of the whole."""
-    expression = re.escape(name).replace(r"\*", ".*")
-    return expression if "*" in name else rf"(.*\.)?{expression}"
+        keys.file.settings["training.lora.exclude"] = pattern_of_modules(excluded)
 
 
 def _read_megatron(keys: NestedKeys) -> None:
     """Megatron-Core as NeMo-RL sets it up, by the fields of its configurations."""
     table = keys.table(MEGATRON)
-    if table.get("peft.enabled"):
-        raise NotSimulatedError(
-            f"{keys.file.name}: {MEGATRON}.peft: zsim does not simulate Megatron's adapters of NeMo-RL"
-        )
-    if table.get("fp8_cfg.enabled"):
-        raise NotSimulatedError(
-            f"{keys.file.name}: {MEGATRON}.fp8_cfg: zsim does not simulate fp8 of NeMo-RL's trainer"
-        )
     fields: dict[str, Any] = {}
+    if table.get("fp8_cfg.enabled"):
+        fields |= {name: table[f"fp8_cfg.{name}"] for name in _FP8_FIELDS if f"fp8_cfg.{name}" in table}
     for name, value in table.items():
         section, _, field = name.rpartition(".")
         if section.split(".")[0] in ("", *_MEGATRON_SECTIONS) and field not in (
@@ -303,6 +298,15 @@ def _read_megatron(keys: NestedKeys) -> None:
         fields = {name: value for name, value in fields.items() if not name.startswith("recompute_")}
     if fields.get("expert_model_parallel_size", 1) == 1:  # they are there for dense models too
         fields = {name: value for name, value in fields.items() if not name.startswith(("moe_", "expert_"))}
-    precision = keys.file.settings["training.precision"]
+    if fields.get("overlap_param_gather") and not fields.get("overlap_grad_reduce"):
+        fields["overlap_param_gather"] = False
+        keys.file.note(
+            "overlap_param_gather: without overlap_grad_reduce all weights are one bucket, which forward "
+            "waits for: simulated without it"
+        )
+    precision = keys.file.settings.pop("training.precision")
     clipping = keys.file.settings.pop("training.gradient_clipping")
     read_fields(keys.file, {**fields, "clip_grad": clipping, precision: True})
+    peft = keys.table(f"{MEGATRON}.peft")
+    if peft.get("enabled"):
+        keys.file.settings |= recipe_adapters(keys.file, peft)
