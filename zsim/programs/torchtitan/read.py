@@ -7,6 +7,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.programs.torchtitan.keys import (
     CONTEXT_DEGREE,
+    DEBUG_MODELS,
     IDLE_KEYS,
     IDLE_SECTIONS,
     KEYS,
@@ -298,8 +299,8 @@ def _read_training_options(settings: TitanSettings, is_new: bool) -> None:
     kind = settings.choose(key, "fused" if fused else "foreach", kinds)
     settings.put("training.optimizer_implementation", kind, key, "optimizer.fused")
     flavor = (settings.get("model.name", ""), settings.get("model.flavor", ""))
-    if flavor in PRESETS:
-        settings.file.defaults["model"] = PRESETS[flavor]
+    if model := PRESETS.get(flavor) or DEBUG_MODELS.get(flavor):
+        settings.file.defaults["model"] = model
     elif flavor[0]:
         settings.file.note(f"model {flavor[0]} {flavor[1]}: the experiment's model is simulated")
         settings.file.missing["model"] = f"model {flavor[0]} {flavor[1]}: has no preset; give one (--model)"
