@@ -224,6 +224,13 @@ def test_megatrons_adapters_of_nemo_rl_without_targets_are_on_every_layer(tmp_pa
     assert lora.targets == ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
+def test_what_nemo_rls_megatron_leaves_out_is_named(tmp_path: Path) -> None:
+    keys = "use_fused_linear_logprobs: true, defer_fp32_logits: false"
+    notes = " ".join(read(write(tmp_path, under_megatron(keys))).notes)
+    assert "use_fused_linear_logprobs: left out, so the loss keeps its logits" in notes
+    assert "defer_fp32_logits" not in notes
+
+
 def test_nothing_overlaps_a_gather_of_one_bucket(tmp_path: Path) -> None:
     """Without overlap_grad_reduce Megatron-Core makes one bucket, whose gather forward waits for."""
     section = "distributed_data_parallel_config: {overlap_grad_reduce: false, overlap_param_gather: true}"
@@ -288,6 +295,20 @@ VERL_COMMAND = (
 def launched(command: str) -> Experiment:
     data = {"cluster": "dgx-h100", "model": "llama-3.1-8b"}
     return build_experiment(data, {"strategy.config": command}, origin="test")
+
+
+def test_a_file_that_hydra_is_told_is_read(tmp_path: Path) -> None:
+    """Its keys stand over verl's own, and the command's over both. One that is not here is named."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\ndata: {max_prompt_length: 100, max_response_length: 300}\n"
+    )
+    options = f"--config-path={tmp_path} --config-name=mine"
+    command = VERL_COMMAND.replace("main_ppo", f"main_ppo {options}").replace(
+        "data.max_prompt_length=512 data.max_response_length=512", "data.max_response_length=400"
+    )
+    assert launched(command).training.sequence_length == 100 + 400
+    missing = launched(command.replace("mine", "none"))
+    assert any("--config-name none: not here" in note for note in missing.notes)
 
 
 def test_verls_command_overrides_its_own_files() -> None:

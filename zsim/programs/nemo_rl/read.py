@@ -32,15 +32,21 @@ _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
 _ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
 _FP8_FIELDS = ("fp8", "fp8_recipe", "fp8_param")
 _MEGATRON_SECTIONS = ("optimizer", "distributed_data_parallel_config")
+# Of megatron_cfg, with what is simulated in their place.
+_MEGATRON_NOTED = {
+    "use_fused_linear_logprobs": "the loss keeps its logits",
+    "defer_fp32_logits": "logits are fp32 as usual",
+    "mtp_use_repeated_layer": "every prediction has a layer of its own",
+}
 # Of megatron_cfg: of other phases, or without effect on an update.
 _MEGATRON_IDLE = (
     "enabled", "env_vars", "checkpoint", "scheduler", "peft", "fp8_cfg", "model_overrides",
     "activation_checkpointing",
     "empty_unused_memory_level", "force_reconvert_from_hf", "pipeline_dtype", "freeze_moe_router",
     "use_gloo_process_groups",
-    "defer_fp32_logits", "moe_per_layer_logging", "use_fused_linear_logprobs",
+    "moe_per_layer_logging", *_MEGATRON_NOTED,
     "fused_linear_logprobs_chunk_size",
-    "offload_modules", "mtp_loss_scaling_factor", "mtp_use_repeated_layer", "mtp_detach_heads",
+    "offload_modules", "mtp_loss_scaling_factor", "mtp_detach_heads",
     "converter_type",
     "params_dtype", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum",
     "data_parallel_sharding_strategy", "optimizer_offload_fraction", "use_fused_weighted_squared_relu",
@@ -279,6 +285,9 @@ def _read_adapters(keys: NestedKeys) -> None:
 def _read_megatron(keys: NestedKeys) -> None:
     """Megatron-Core as NeMo-RL sets it up, by the fields of its configurations."""
     table = keys.table(MEGATRON)
+    for name, words in _MEGATRON_NOTED.items():
+        if table.get(name):
+            keys.file.note(f"{MEGATRON}.{name}: left out, so {words}")
     fields: dict[str, Any] = {}
     if table.get("fp8_cfg.enabled"):
         fields |= {name: table[f"fp8_cfg.{name}"] for name in _FP8_FIELDS if f"fp8_cfg.{name}" in table}

@@ -31,6 +31,7 @@ _EXPERT_RANKS = 8  # at most, with ep = "auto"
 # Adapters' targets by default, of which these are in no dense model.
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _EXPERT_TARGETS = ("experts", "fc1_latent_proj", "fc2_latent_proj")
+_ATTENTION = {f"flash_attention_{number}": f"flash{number}" for number in (2, 3, 4)}
 _DISTILLATIONS = ("opd", "opsd", "sft")  # packages/prime-rl-configs algorithm.py
 
 
@@ -182,6 +183,14 @@ def _read_batch(keys: NestedKeys, *, is_sft: bool) -> None:
     chunk = keys.get(f"{_MODEL}.fused_lm_head_token_chunk_size", _CHUNK)
     loss = "prime-rl" if chunk == "disabled" else "prime-rl-chunked"
     settings["training.cross_entropy"] = "eager" if is_sft else loss
+    kernels = keys.get(f"{_MODEL}.attn", "auto")
+    if kernels in _ATTENTION:
+        settings["training.attention"] = _ATTENTION[kernels]
+    elif kernels == "auto":
+        file.note(
+            'attn: "auto" is FlashAttention-3 on Hopper and 4 on Blackwell; torch\'s kernels are simulated '
+            'unless training.attention = "flash3" or "flash4"'
+        )
     if not is_sft and chunk not in ("disabled", _CHUNK):
         file.note(f"the head and the loss are taken to run in chunks of {_CHUNK:,} tokens, not of {chunk}")
     if is_sft:
@@ -205,7 +214,8 @@ def _update_of(file: TrainingFile) -> str:
 def _read_rollout(keys: NestedKeys) -> None:
     """The whole step, whose engines have GPUs of their own (packages/prime-rl-configs `orchestrator.py`)."""
     file, training_gpus = keys.file, keys.file.settings["gpus"]
-    length, samples = file.settings["training.sequence_length"], keys.count("orchestrator.group_size", 1)
+    length = keys.count("orchestrator.seq_len", keys.get("seq_len", 2048))
+    samples = keys.count("orchestrator.group_size", 1)
     rollouts = file.global_batch_size or _ROLLOUTS
     update = _update_of(file)
     response_cap = keys.get("orchestrator.train.sampling.max_completion_tokens")

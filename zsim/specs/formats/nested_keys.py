@@ -126,6 +126,8 @@ class NestedKeys:
 
     def _hint(self, key: str) -> str:
         """The declared key that an unknown one is a misspelling of, in brackets. Empty if there is none."""
+        if key in self.keys:
+            return ""
         section, _, name = key.rpartition(".")
         names = [entry.rpartition(".")[2] for entry in self.keys if entry.rpartition(".")[0] == section]
         hint = did_you_mean(name, names).strip("; ")
