@@ -238,7 +238,7 @@ def test_what_matters_is_named_and_what_does_not_is_silent(tmp_path: Path) -> No
     notes = notes_of(read_text(tmp_path, FULL + lines))
     assert "lora_mlp_kernel (axolotl's fused adapters)" in notes
     assert "tiled_mlp (MLPs in tiles)" in notes
-    assert "not read, since zsim does not know what they do: quux" in notes
+    assert "not read: quux" in notes
     assert "hub_model_id" not in notes
     assert "seed" not in notes
 

@@ -74,7 +74,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     values = FileValues(file, data, KEYS, SILENT, "axolotl")
     if values.table("model_quantization_config_kwargs").get("dequantize"):
         del values.values["model_quantization_config"]  # its weights are 16 bits once they are loaded
-    values.refuse()
+    values.refuse_declared()
     adapter = values.get("adapter")
     if adapter not in (None, "", "lora", "qlora"):
         raise values.lack("adapter", "adapters besides lora and qlora")

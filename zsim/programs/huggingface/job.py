@@ -155,7 +155,7 @@ def _double_rows(file: TrainingFile) -> None:
     config = file.settings.get("strategy.config")
     content = load_file(Path(config)) if isinstance(config, str) else config
     counts = {name: "auto" for name in _ROWS if isinstance(content, Mapping) and content.get(name)}
-    if counts:
+    if isinstance(content, Mapping) and counts:
         if isinstance(config, str):
             file.settings["strategy.config_name"] = config
         file.settings["strategy.config"] = {**content, **counts}

@@ -33,7 +33,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in litgpt's values by key, of a file called `name`."""
     file = TrainingFile(name, program="litgpt")
     values = FileValues(file, dict(flatten(data, ("model_config",))), KEYS, SILENT, "litgpt")
-    values.refuse()
+    values.refuse_declared()
     is_pretraining = "model_name" in data
     has_adapters = "lora_r" in data
     key = "model_name" if is_pretraining else "checkpoint_dir"

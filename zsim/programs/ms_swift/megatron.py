@@ -45,7 +45,7 @@ def read_megatron(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """
     file = TrainingFile(name, program="megatron")
     values = FileValues(file, data, MEGATRON_KEYS, MEGATRON_SILENT, "Megatron-SWIFT")
-    values.refuse()
+    values.refuse_declared()
     loss = values.get("rlhf_type")
     if loss not in (None, "dpo", "rm", "grpo"):
         raise values.lack("rlhf_type", "it with Megatron-SWIFT yet; expected dpo, rm, grpo, or none")

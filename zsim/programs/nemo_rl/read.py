@@ -15,7 +15,7 @@ from zsim.programs.megatron_lm.recipe import pattern_of_modules, read_fields, re
 from zsim.programs.nemo_rl.keys import DTENSOR, GENERATION, IDLE, KEYS, MEGATRON, VLLM
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.reading import read_text
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
@@ -57,7 +57,7 @@ _MEGATRON_IDLE = (
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the policy in NeMo-RL's values by key, of a file called `name` or one with changes."""
     file = TrainingFile(name, program="nemo-rl")
-    keys = NestedKeys(file, resolve_references(_extended(Path(name), data)), KEYS, IDLE)
+    keys = FileValues.nested(file, resolve_references(_extended(Path(name), data)), KEYS, IDLE)
     for section, feature in _OTHER_TRAININGS.items():
         if keys.has(section):
             raise NotSimulatedError(
@@ -86,7 +86,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _leave_rollout(keys, "a step without grpo")
     else:
         file.note(f"one update is simulated, {_UPDATE}")
-    keys.note_unread()
+    keys.finish()
     return file
 
 
@@ -131,7 +131,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def _read_machines(keys: NestedKeys) -> None:
+def _read_machines(keys: FileValues) -> None:
     """The GPUs that train: all, or those that generation leaves."""
     nodes, per_node = keys.count("cluster.num_nodes", 1), keys.count("cluster.gpus_per_node", 8)
     prefix = "policy.generation.colocated"
@@ -147,7 +147,7 @@ def _read_machines(keys: NestedKeys) -> None:
     keys.file.settings |= {"nodes": nodes, "gpus": gpus}
 
 
-def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
+def _read_rollout(keys: FileValues, packs: Sequence[str]) -> None:
     """The whole step of GRPO (nemo_rl/algorithms/grpo.py), with the defaults of grpo_math_1B.yaml."""
     file = keys.file
     engine, stages = keys.get(f"{GENERATION}.backend", "vllm"), keys.get(f"{VLLM}.pipeline_parallel_size", 1)
@@ -203,7 +203,7 @@ def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
     )
 
 
-def _packed_tokens(keys: NestedKeys, name: str) -> int | None:
+def _packed_tokens(keys: FileValues, name: str) -> int | None:
     """Tokens of a packed micro-batch. None where the file leaves them out, as those of full micro-batches."""
     key = f"policy.{name}.train_mb_tokens"
     keys.ignore(key)
@@ -211,7 +211,7 @@ def _packed_tokens(keys: NestedKeys, name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _leave_rollout(keys: NestedKeys, feature: str) -> None:
+def _leave_rollout(keys: FileValues, feature: str) -> None:
     """Leave the update on the GPUs that train."""
     file = keys.file
     skip_rollout(file, f"{feature} is not simulated", _UPDATE)
@@ -221,13 +221,13 @@ def _leave_rollout(keys: NestedKeys, feature: str) -> None:
     file.rollout_gpus = 0
 
 
-def _read_dtensor(keys: NestedKeys) -> None:
+def _read_dtensor(keys: FileValues) -> None:
     """FSDP2 over blocks and the rest, which are reduced in fp32 after every micro-batch."""
     settings = keys.file.settings
     precision = settings["training.precision"]
     settings |= {"strategy.kind": "fsdp2", "strategy.param_dtype": precision, "strategy.reduce_dtype": "fp32"}
     keys.file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
-    if (experts := keys.count(f"{DTENSOR}.expert_parallel_size")) > 1:
+    if (experts := keys.count(f"{DTENSOR}.expert_parallel_size", 1)) > 1:
         # Automodel's parallelizer of mixtures (components/moe/parallelizer.py) shards blocks without experts
         reshards = keys.table(f"{DTENSOR}.moe_parallelizer").get("reshard_after_forward", False)
         keys.file.defaults["strategy.wrapping"] = "torchtitan"
@@ -265,7 +265,7 @@ def _read_dtensor(keys: NestedKeys) -> None:
     _read_adapters(keys)
 
 
-def _read_adapters(keys: NestedKeys) -> None:
+def _read_adapters(keys: FileValues) -> None:
     prefix = f"{DTENSOR}.lora_cfg"
     is_on = keys.get(f"{prefix}.enabled", False)
     rank, alpha = keys.get(f"{prefix}.dim", 8), keys.get(f"{prefix}.alpha", 32)
@@ -282,7 +282,7 @@ def _read_adapters(keys: NestedKeys) -> None:
         keys.file.settings["training.lora.exclude"] = pattern_of_modules(excluded)
 
 
-def _read_megatron(keys: NestedKeys) -> None:
+def _read_megatron(keys: FileValues) -> None:
     """Megatron-Core as NeMo-RL sets it up, by the fields of its configurations."""
     table = keys.table(MEGATRON)
     for name, words in _MEGATRON_NOTED.items():

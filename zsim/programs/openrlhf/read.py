@@ -12,7 +12,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _SFT, _PPO = "train_sft", "train_ppo_ray"
@@ -38,7 +38,7 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     is_old = any(key in values for key in ("micro_train_batch_size", "zero_stage", "pretrain"))
     flags = {RENAMED.get(key, key): value for key, value in values.items()}
     file = TrainingFile(name, program="openrlhf")
-    keys = NestedKeys(file, flags, KEYS, IDLE)
+    keys = FileValues.nested(file, flags, KEYS, IDLE)
     is_ppo = trainer.endswith(_PPO)
     keys.read_model("model.model_name_or_path")
     keys.read(
@@ -69,11 +69,11 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
         _read_rollout(keys, is_packed=is_packed)
     elif is_packed:
         file.note("packing_samples: micro-batches are simulated as full, of sequences of the longest length")
-    keys.note_unread()
+    keys.finish()
     return file
 
 
-def _length(keys: NestedKeys, values: Mapping[str, Any], *, is_ppo: bool) -> int:
+def _length(keys: FileValues, values: Mapping[str, Any], *, is_ppo: bool) -> int:
     """The tokens of a sequence at most. Up to 0.8 PPO has one number for prompts and one for responses."""
     old = [values.get(key, 1024) for key in ("prompt_max_len", "generate_max_len")]
     if is_ppo and {"prompt_max_len", "generate_max_len"} & set(values):
@@ -83,7 +83,7 @@ def _length(keys: NestedKeys, values: Mapping[str, Any], *, is_ppo: bool) -> int
     return keys.count("data.max_len", 2048)
 
 
-def _read_rollout(keys: NestedKeys, *, is_packed: bool) -> None:
+def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:
     """The whole step (openrlhf/trainer/ppo_trainer.py): the actor's GPUs, and those of the engines.
 
     A dynamic batch turns packing on (openrlhf/cli/train_ppo_ray.py), without which micro-batches are padded.
@@ -138,7 +138,7 @@ def _read_rollout(keys: NestedKeys, *, is_packed: bool) -> None:
     )
 
 
-def _read_zero(keys: NestedKeys, precision: str) -> None:
+def _read_zero(keys: FileValues, precision: str) -> None:
     """DeepSpeed's configuration, as OpenRLHF makes it."""
     file, stage = keys.file, keys.get("ds.zero_stage", 2)
     zero: dict[str, Any] = {"stage": stage, "offload_param": {"device": "none"}}
@@ -163,7 +163,7 @@ def _read_zero(keys: NestedKeys, precision: str) -> None:
     }
 
 
-def _read_adapters(keys: NestedKeys) -> None:
+def _read_adapters(keys: FileValues) -> None:
     rank, alpha = keys.get("ds.lora.rank", 0), keys.get("ds.lora.alpha", 16)
     targets, is_quantized = (
         keys.get("ds.lora.target_modules", "all-linear"),

@@ -55,7 +55,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in torchtune's values by key, of a file called `name`."""
     file = TrainingFile(name, program="torchtune")
     values = FileValues(file, dict(flatten(data, ("compile",))), KEYS, SILENT, "torchtune")
-    values.refuse()
+    values.refuse_declared()
     _check_recipe(values, data)
     component = str(values.get("model._component_", ""))
     builder = component.rpartition(".")[2]
