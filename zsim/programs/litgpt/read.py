@@ -106,7 +106,7 @@ def _read_types(values: FileValues, *, has_adapters: bool) -> None:
     precision = values.get("precision")
     if precision is None:
         values.assume("precision", "bf16-mixed")
-    dtype, is_true = _PRECISIONS[values.choose("precision", "bf16-mixed", _PRECISIONS)]
+    dtype, is_true = values.choose("precision", "bf16-mixed", _PRECISIONS)
     if dtype == "fp16" and is_true:
         raise values.lack("precision", "weights that are kept in fp16")
     settings["training.precision"] = dtype

@@ -184,15 +184,15 @@ class FileValues:
             raise self.error(key, "keys and values below it")
         return value
 
-    def choose(self, key: str, default: str, options: Iterable[str]) -> str:
-        """A word out of the program's own."""
+    def choose(self, key: str, default: str, options: Mapping[str, Any] | Iterable[str]) -> Any:
+        """A word out of the program's own, or what stands for it."""
         word, words = str(self.get(key, default)), list(options)
         if word not in words:
             raise InputError(
                 f"{self.file.name}: {key}: found {word!r}, expected one of {', '.join(words)}"
                 f"{did_you_mean(word, words)}"
             )
-        return word
+        return options[word] if isinstance(options, Mapping) else word
 
     def put(self, setting: str, value: Any, *keys: str) -> None:
         """Set a setting, as the program's default if the file has none of `keys`."""
