@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, overload
@@ -184,7 +184,11 @@ class FileValues:
             raise self.error(key, "keys and values below it")
         return value
 
-    def choose(self, key: str, default: str, options: Mapping[str, Any] | Iterable[str]) -> Any:
+    @overload
+    def choose(self, key: str, default: str, options: Mapping[str, Any]) -> Any: ...
+    @overload
+    def choose(self, key: str, default: str, options: Sequence[str]) -> str: ...
+    def choose(self, key: str, default: str, options: Mapping[str, Any] | Sequence[str]) -> Any:
         """A word out of the program's own, or what stands for it."""
         word, words = str(self.get(key, default)), list(options)
         if word not in words:
