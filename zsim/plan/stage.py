@@ -130,7 +130,7 @@ class Stage:
     def training(self) -> TrainingConfig:
         return self.workload.training
 
-    def without_backward(self) -> Self:
+    def frozen_stage(self) -> Self:
         """The stage of a frozen copy of the model, which runs forward alone."""
         workload = replace(self.workload, training=replace(self.training, forward_only=True))
         return replace(self, workload=workload)

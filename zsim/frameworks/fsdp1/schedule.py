@@ -244,10 +244,10 @@ class Fsdp1Schedule(Hooks):
 
     def keep_gathered(self) -> int:
         is_kept = self.strategy.sharding_strategy not in _RESHARDS_AFTER_FORWARD
-        kept = [unit for unit in self.units if self.is_sharded and (is_kept or unit.is_root)]
-        for unit in kept:
+        unsharded = [unit for unit in self.units if self.is_sharded and (is_kept or unit.is_root)]
+        for unit in unsharded:
             self.handles[unit.path].is_unsharded = True
-        return sum(unit.padded_numel * unit.types.param_bytes for unit in kept)
+        return sum(unit.padded_numel * unit.types.param_bytes for unit in unsharded)
 
     def _pre_forward(self, unit: FlatUnit) -> None:
         """_pre_forward with _pre_forward_unshard, skipped when the unit is recomputed in its backward."""

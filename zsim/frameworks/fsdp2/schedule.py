@@ -303,10 +303,10 @@ class Fsdp2Schedule(Hooks):
             state.post_forward_indices.clear()
 
     def keep_gathered(self) -> int:
-        kept = [group for group in self.units if not group.reshards_after_forward]
-        for group in kept:
+        unsharded = [group for group in self.units if not group.reshards_after_forward]
+        for group in unsharded:
             self.states[group.name].is_unsharded = True
-        return sum(self._unsharded_bytes(group) for group in kept)
+        return sum(self._unsharded_bytes(group) for group in unsharded)
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         """Under a schedule that unshards, reshards and reduces, backward neither reshards nor reduces."""

@@ -195,15 +195,15 @@ def _state_of(hooks: Hooks, micro_batch: int) -> Hashable | None:
     state, reference = hooks.action_state(micro_batch), hooks.reference
     if state is None or reference is None or reference is hooks:
         return state
-    other = reference.action_state(micro_batch)
-    return None if other is None else (state, other)
+    reference_state = reference.action_state(micro_batch)
+    return None if reference_state is None else (state, reference_state)
 
 
 def _restore(hooks: Hooks, state: Any) -> None:
     reference = hooks.reference
     if reference is not None and reference is not hooks:
-        state, other = state
-        reference.restore_action_state(other)
+        state, reference_state = state
+        reference.restore_action_state(reference_state)
     hooks.restore_action_state(state)
 
 
