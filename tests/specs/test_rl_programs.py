@@ -354,6 +354,20 @@ def test_openrlhfs_flags_of_both_generations_are_deepspeeds(flags: str) -> None:
     assert training.precision == "bf16"
 
 
+def test_openrlhfs_dpo_counts_pairs_and_has_a_reference_of_its_own() -> None:
+    """64 pairs on 8 GPUs in micro-batches of 2 pairs are 4 of 4 sequences, also beside adapters."""
+    flags = (
+        "--train.batch_size 64 --train.micro_batch_size 2 --ds.zero_stage 3 --ds.lora.rank 8 --model.beta 0.1"
+    )
+    found = launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags}")
+    training = found.training
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (4, 4)
+    assert (training.reference, training.cross_entropy) == ("copy", "eager")
+    assert not any("model.beta" in note for note in found.notes)
+    with pytest.raises(NotSimulatedError, match=r"ref\.offload: .* a reference of OpenRLHF's on the host"):
+        launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags} --ref.offload")
+
+
 def test_openrlhfs_ppo_is_the_actors_update() -> None:
     command = "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 --actor_num_gpus_per_node 4 --bf16 "
     found = launched(
@@ -363,7 +377,7 @@ def test_openrlhfs_ppo_is_the_actors_update() -> None:
     assert (found.gpus, found.training.sequence_length) == (4, 2048)
     assert found.training.gradient_accumulation_steps == 4
     assert any("one update alone is simulated, of the actor" in note for note in found.notes)
-    with pytest.raises(NotSimulatedError, match="expected train_sft or train_ppo_ray"):
-        launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo --bf16 --pretrain x")
+    with pytest.raises(NotSimulatedError, match="expected train_sft, train_dpo or train_ppo_ray"):
+        launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_rm --bf16 --pretrain x")
     with pytest.raises(NotSimulatedError, match=r"ds.ring_attn_size: .*ring attention"):
         launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --bf16 --ring_attn_size 2")

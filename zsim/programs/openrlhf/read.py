@@ -1,7 +1,7 @@
 """OpenRLHF's flags -> the step of its supervised trainer, or the update of PPO's actor, under DeepSpeed.
 
-Read in OpenRLHF 3c3be623: `cli/train_sft.py`, `cli/train_ppo_ray.py`, `utils/deepspeed/deepspeed_utils.py`
-(`get_train_ds_config`), `utils/deepspeed/deepspeed.py`. Flags up to 0.8 are read by their names of today.
+Read in OpenRLHF 3c3be623: `cli/train_sft.py`, `train_dpo.py` and `train_ppo_ray.py`, `utils/deepspeed/`
+(`get_train_ds_config`, `get_ds_eval_config`). Flags up to 0.8 are read by their names of today.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.huggingface.job import read_preferences
 from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
-_SFT, _PPO = "train_sft", "train_ppo_ray"
+_SFT, _DPO, _PPO = "train_sft", "train_dpo", "train_ppo_ray"
 # Estimator of advantages (openrlhf/cli/train_ppo_ray.py) -> the algorithm whose passes it has.
 _ALGORITHMS = {
     "gae": "ppo", "reinforce": "rloo", "rloo": "rloo", "reinforce_baseline": "rloo", "group_norm": "grpo",
@@ -31,9 +32,10 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     Raises InputError for impossible values, NotSimulatedError for other trainers and for what zsim lacks.
     """
     trainer = target.rpartition(".")[2].removesuffix(".py")
-    if not target.removesuffix(".py").endswith((_SFT, _PPO)):
+    if not target.removesuffix(".py").endswith((_SFT, _DPO, _PPO)):
         raise NotSimulatedError(
-            f"{name}: {target}: zsim does not simulate this trainer of OpenRLHF's; expected {_SFT} or {_PPO}"
+            f"{name}: {target}: zsim does not simulate this trainer of OpenRLHF's; expected {_SFT}, {_DPO} "
+            f"or {_PPO}"
         )
     is_old = any(key in values for key in ("micro_train_batch_size", "zero_stage", "pretrain"))
     flags = {RENAMED.get(key, key): value for key, value in values.items()}
@@ -61,6 +63,8 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
         raise NotSimulatedError(f"{name}: optim: zsim does not simulate OpenRLHF's Muon")
     _read_zero(keys, precision)
     _read_adapters(keys)
+    if trainer.endswith(_DPO):
+        _read_preferences(keys)
     if is_ppo:
         nodes, per_node = keys.count("actor.num_nodes", 1), keys.count("actor.num_gpus_per_node", 8)
         file.settings |= {"nodes": nodes, "gpus": nodes * per_node}
@@ -71,6 +75,13 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
         file.note("packing_samples: micro-batches are simulated as full, of sequences of the longest length")
     keys.finish()
     return file
+
+
+def _read_preferences(keys: FileValues) -> None:
+    """Read DPO, whose reference is an engine of its own, also beside adapters (cli/train_dpo.py)."""
+    keys.refuse("ref.offload", "a reference of OpenRLHF's on the host", False)
+    read_preferences(keys, "DPO", reference="copy")
+    keys.file.global_batch_size = 2 * (keys.file.global_batch_size or 1)
 
 
 def _length(keys: FileValues, values: Mapping[str, Any], *, is_ppo: bool) -> int:
