@@ -1,4 +1,4 @@
-"""`docs/plan_check.md`: zsim against PyTorch's own FSDP2 at up to 1,024 ranks, row by row.
+"""`plan_check.md`: zsim against PyTorch's own FSDP2 at up to 1,024 ranks, row by row.
 
 `python -m validation.plan_check_page` writes it anew from `traces/oracle`; a test holds it to today's
 plans."""
@@ -16,7 +16,7 @@ from validation.cases.cases import oracle_experiment
 from validation.oracle.answer import Answer
 from zsim.comparison.calls import calls_of_plan
 
-TARGET = Path(__file__).parents[1] / "docs" / "plan_check.md"
+TARGET = Path(__file__).parent / "plan_check.md"
 CATEGORIES = ("parameters", "gradients", "optimizer_states", "activations", "buffers", "total")
 HEAD = """# The plan check at scale
 

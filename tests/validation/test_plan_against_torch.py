@@ -95,7 +95,7 @@ def test_the_whole_grid_is_there() -> None:
 
 @pytest.mark.parametrize("path", AT_SCALE, ids=lambda path: path.stem)
 def test_every_byte_of_difference_is_accounted_for(path: Path) -> None:
-    """docs/plan_check.md says why."""
+    """validation/plan_check.md says why."""
     answer = Answer.read(path)
     model, is_again = answer.case.model, answer.case.activation_checkpointing == "full"
     peaks = plan_peaks(zsim.make_plan(oracle_experiment(asdict(answer.case))))

@@ -43,6 +43,10 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
             from zsim.frameworks.deepspeed.stage3.deep_compile import make_deep_compile
 
             return make_deep_compile(stage, config)
+        if config.optimizer_wrapper == "zero3" and config.zero.zenflow is not None:
+            from zsim.frameworks.deepspeed.stage3.zenflow import ZenFlow3Schedule
+
+            return ZenFlow3Schedule(stage, config)
         if config.optimizer_wrapper == "zero3":
             from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 
@@ -55,6 +59,10 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
             from zsim.frameworks.deepspeed.stage12.deep_compile import DeepCompileZero12Schedule
 
             return DeepCompileZero12Schedule(stage, config)
+        if config.optimizer_wrapper == "zero12" and config.scatters_after_backward:
+            from zsim.frameworks.deepspeed.stage12.scatter_after_backward import ScatterAfterBackwardSchedule
+
+            return ScatterAfterBackwardSchedule(stage, config)
         if config.optimizer_wrapper == "zero12":
             from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
 

@@ -445,7 +445,7 @@ class Fsdp2Schedule(Hooks):
             self.reducer.sum_partial(group, self.gradients[group.name])
             self._reshard(group, after_forward=False)
             self.reducer.reduce(group, self.gradients[group.name])
-        self._post_forward_order = []
+        self.forget_forward()
         self._finalize()
 
     # -- optimizer ------------------------------------------------------------------------------------
