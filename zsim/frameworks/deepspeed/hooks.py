@@ -165,7 +165,8 @@ def _building_moments(state: BetweenSteps, config: DeepSpeedConfig, largest: int
 
 def _file_moments(state: BetweenSteps, config: DeepSpeedConfig, partitions: list[int]) -> Iterator[JobMoment]:
     """Saving the partitions, and reading them back completely. In stages 1 and 2 every rank also reads the
-    model's file.
+    model's file, in which the Trainer leaves out what is frozen beside adapters
+    (`exclude_frozen_parameters`).
     """
     offload = config.zero.offload_optimizer
     if offload is None:
@@ -180,7 +181,11 @@ def _file_moments(state: BetweenSteps, config: DeepSpeedConfig, partitions: list
         return
     element_bytes = _FP32 + state.num_states * DTYPE_BYTES[config.optimizer_states_dtype]
     states = sum(partitions) * element_bytes
-    model = 0 if config.stage == 3 else state.job.model.numel * DTYPE_BYTES[config.param_dtype]
+    model = 0
+    if config.stage < 3:
+        spec, has_adapters = state.job.model, state.job.experiment.training.lora is not None
+        numel = spec.trainable_numel if has_adapters else spec.numel
+        model = numel * DTYPE_BYTES[config.param_dtype]
     partition_contents = "its partition of masters and moments"
     yield JobMoment(
         RESUMING, None, state.host_bytes + state.local_ranks * (states + model),
