@@ -78,20 +78,86 @@ def test_the_base_of_adapters_costs_no_weights() -> None:
         resolve(experiment("base"))
 
 
+def gathers(job: zsim.Experiment) -> list[str]:
+    """The phases of the all-gathers of the last block's weights, in order."""
+    ops = zsim.make_plan(job).programs[0].ops
+    names = [(op.name, op.phase) for op in (ops[number] for number in range(len(ops)))]
+    return [phase for name, phase in names if name.startswith("all_gather ") and "h.11" in name]
+
+
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
-def test_where_forward_gathers_it_is_refused(kind: str) -> None:
-    with pytest.raises(
-        NotSimulatedError, match=f"strategy '{kind}' yet; expected strategy 'ddp' or 'deepspeed'"
-    ):
-        resolve(experiment("copy", kind))
+def test_a_sharded_copy_is_gathered_in_its_forward(kind: str) -> None:
+    """The last block is gathered in forward, in the reference's, and kept or gathered for backward."""
+    alone, both = gathers(experiment(None, kind)), gathers(experiment("copy", kind))
+    assert both.count("reference") == alone.count("forward") == 3
+    assert [phase for phase in both if phase != "reference"] == alone
 
 
-def test_zero_3_is_refused() -> None:
-    job = experiment("copy", "deepspeed").model_copy()
-    data = job.model_dump(exclude_unset=True)
-    data["strategy"]["stage"] = 3
-    with pytest.raises(NotSimulatedError, match="with ZeRO stage 3"):
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+def test_a_sharded_copy_keeps_its_root_gathered(kind: str) -> None:
+    """No backward reshards the root, whose weights are those outside of the 12 blocks of 7,087,872. The
+    shards of the copy are a half of it.
+    """
+    alone, both = peaks(experiment(None, kind)), peaks(experiment("copy", kind))
+    assert both["parameters"] - alone["parameters"] == pytest.approx(4 * NUMEL / 2, rel=1e-3)
+    root = 2 * (NUMEL - 12 * 7_087_872)
+    assert both["buffers"] - alone["buffers"] == pytest.approx(root, rel=0.2)
+
+
+def with_stage(reference: str | None, stage: int, **strategy: Any) -> zsim.Experiment:
+    data = experiment(reference, "deepspeed").model_dump(exclude_unset=True)
+    data["strategy"] |= {"stage": stage, **strategy}
+    return zsim.Experiment(**data)
+
+
+def test_a_copy_under_zero_3_is_an_engine_that_runs_forward_alone() -> None:
+    """It gathers the last block once a micro-batch, and nothing for a backward that does not come."""
+    alone, both = gathers(with_stage(None, 3)), gathers(with_stage("copy", 3))
+    assert both.count("reference") == alone.count("forward")
+    shards = peaks(with_stage(None, 3))["parameters"]
+    assert peaks(with_stage("copy", 3))["parameters"] == pytest.approx(2 * shards, rel=1e-4)
+
+
+def test_a_base_under_zero_3_breaks_the_recorded_order() -> None:
+    data = with_stage(None, 3).model_dump(exclude_unset=True)
+    data["training"] |= {"reference": "base", "lora": {"rank": 8}}
+    with pytest.raises(NotSimulatedError, match="two forwards of one engine with ZeRO stage 3"):
         resolve(zsim.Experiment(**data))
+
+
+def test_a_base_under_fsdp2_is_gathered_again() -> None:
+    job = experiment("base", "fsdp2", lora={"rank": 8})
+    assert gathers(job).count("reference") == 3
+    assert peaks(job)["parameters"] == peaks(experiment(None, "fsdp2", lora={"rank": 8}))["parameters"]
+
+
+def test_megatrons_stages_run_it_first_and_send_both() -> None:
+    """As Megatron-SWIFT's step does: one tensor has the activations of both models."""
+
+    def plan(reference: str | None) -> zsim.Plan:
+        data = experiment(reference, "megatron").model_dump(exclude_unset=True)
+        return zsim.make_plan(zsim.Experiment(**data, parallelism={"pipeline": 2}))
+
+    def sent(reference: str | None) -> set[int]:
+        ops = plan(reference).programs[0].ops
+        works = [getattr(ops[number].work, "messages", ()) for number in range(len(ops))]
+        return {message.bytes for messages in works for message in messages}
+
+    assert {2 * size for size in sent(None)} == sent("copy") != set()
+    ops = plan("copy").programs[0].ops
+    products = [
+        ops[number] for number in range(len(ops)) if ops[number].name.startswith("transformer.h.0.mlp")
+    ]
+    assert [op.phase for op in products[:1]] == ["reference"]
+    data = with_stage("copy", 1).model_dump(exclude_unset=True)
+    with pytest.raises(NotSimulatedError, match=r"training\.reference: not simulated with model parallelism"):
+        resolve(zsim.Experiment(**data, parallelism={"pipeline": 2}))
+
+
+def test_shards_on_the_host_are_refused() -> None:
+    data = experiment("copy", "fsdp2").model_dump(exclude_unset=True)
+    with pytest.raises(NotSimulatedError, match="a reference whose shards are on the host"):
+        resolve(zsim.Experiment(**{**data, "strategy": {"kind": "fsdp2", "cpu_offload": True}}))
 
 
 def test_kto_asks_three_times() -> None:

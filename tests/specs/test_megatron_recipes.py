@@ -235,7 +235,7 @@ def test_a_recipes_adapters_are_read(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         (("peft.lora.LoRA", "peft.dora.DoRA"), "does not simulate DoRA"),
-        (("dropout_position: pre", "dropout_position: post"), "peft.dropout_position"),
+        (("0.0\n  dropout_position: pre", "0.1\n  dropout_position: post"), "peft.dropout_position"),
     ],
 )
 def test_other_adapters_of_recipes_are_refused(

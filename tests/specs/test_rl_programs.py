@@ -203,6 +203,52 @@ def test_nemo_rls_megatron_takes_its_fields(tmp_path: Path) -> None:
     assert (found.training.activation_checkpointing, found.training.gradient_clipping) == ("full", 1.0)
 
 
+def under_megatron(keys: str) -> str:
+    text = POLICY.replace("dtensor_cfg: {enabled: true,", "dtensor_cfg: {enabled: false,")
+    return text.replace("megatron_cfg: {enabled: false,", f"megatron_cfg: {{enabled: true, {keys},")
+
+
+def test_megatrons_fp8_of_nemo_rl_is_its_recipe(tmp_path: Path) -> None:
+    text = under_megatron("fp8_cfg: {enabled: true, fp8: e4m3, fp8_recipe: blockwise, fp8_param: false}")
+    training = read(write(tmp_path, text)).training
+    assert (training.precision, training.fp8_recipe) == ("fp8", "block")
+    off = read(write(tmp_path, text.replace("fp8_cfg: {enabled: true", "fp8_cfg: {enabled: false")))
+    assert (off.training.precision, off.training.fp8_recipe) == ("bf16", None)
+
+
+def test_megatrons_adapters_of_nemo_rl_without_targets_are_on_every_layer(tmp_path: Path) -> None:
+    """But not on the routed experts, whose grouped layers are of no type that its `ModuleMatcher` takes."""
+    text = under_megatron("peft: {enabled: true, dim: 16, alpha: 32, target_modules: [], dropout: 0.0}")
+    lora = there(read(write(tmp_path, text)).training.lora)
+    assert (lora.rank, lora.alpha, lora.exclude) == (16, 32, r".*\.experts\..*")
+    assert lora.targets == ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
+
+def test_what_nemo_rls_megatron_leaves_out_is_named(tmp_path: Path) -> None:
+    keys = "use_fused_linear_logprobs: true, defer_fp32_logits: false"
+    notes = " ".join(read(write(tmp_path, under_megatron(keys))).notes)
+    assert "use_fused_linear_logprobs: left out, so the loss keeps its logits" in notes
+    assert "defer_fp32_logits" not in notes
+
+
+def test_nothing_overlaps_a_gather_of_one_bucket(tmp_path: Path) -> None:
+    """Without overlap_grad_reduce Megatron-Core makes one bucket, whose gather forward waits for."""
+    section = "distributed_data_parallel_config: {overlap_grad_reduce: false, overlap_param_gather: true}"
+    found = read(write(tmp_path, under_megatron(section)))
+    assert not of_kind(found.strategy, MegatronTable).overlap_param_gather
+    assert any("overlap_param_gather: without overlap_grad_reduce" in note for note in found.notes)
+
+
+def test_experts_of_nemo_rls_dtensor_are_split_among_ranks(tmp_path: Path) -> None:
+    """Automodel keeps what forward gathers, unless `moe_parallelizer` says otherwise."""
+    keys = "expert_parallel_size: 8, automodel_kwargs: {backend: {enable_deepep: true}},"
+    text = POLICY.replace("dtensor_cfg: {enabled: true,", f"dtensor_cfg: {{enabled: true, {keys}")
+    found = read(write(tmp_path, text))
+    table = of_kind(found.strategy, Fsdp2Table)
+    assert (found.parallelism.expert, found.parallelism.dispatcher) == (8, "deepep")
+    assert (table.wrapping, table.reshard_after_forward) == ("torchtitan", False)
+
+
 def test_stages_of_megatron_whose_ends_have_less_are_split_once_the_model_is_known(tmp_path: Path) -> None:
     """32 layers: 7 on the first of 4 ranks, 9 on the last, and 8 on those between."""
     text = POLICY.replace("dtensor_cfg: {enabled: true,", "dtensor_cfg: {enabled: false,").replace(
@@ -251,6 +297,20 @@ def launched(command: str) -> Experiment:
     return build_experiment(data, {"strategy.config": command}, origin="test")
 
 
+def test_a_file_that_hydra_is_told_is_read(tmp_path: Path) -> None:
+    """Its keys stand over verl's own, and the command's over both. One that is not here is named."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\ndata: {max_prompt_length: 100, max_response_length: 300}\n"
+    )
+    options = f"--config-path={tmp_path} --config-name=mine"
+    command = VERL_COMMAND.replace("main_ppo", f"main_ppo {options}").replace(
+        "data.max_prompt_length=512 data.max_response_length=512", "data.max_response_length=400"
+    )
+    assert launched(command).training.sequence_length == 100 + 400
+    missing = launched(command.replace("mine", "none"))
+    assert any("--config-name none: not here" in note for note in missing.notes)
+
+
 def test_verls_command_overrides_its_own_files() -> None:
     """Its example scripts have no file. 256 prompts, verl's default, on 8 ranks in micro-batches of 4: 8."""
     found = launched(f"{VERL_COMMAND} actor_rollout_ref.rollout.n=1")
@@ -294,6 +354,20 @@ def test_openrlhfs_flags_of_both_generations_are_deepspeeds(flags: str) -> None:
     assert training.precision == "bf16"
 
 
+def test_openrlhfs_dpo_counts_pairs_and_has_a_reference_of_its_own() -> None:
+    """64 pairs on 8 GPUs in micro-batches of 2 pairs are 4 of 4 sequences, also beside adapters."""
+    flags = (
+        "--train.batch_size 64 --train.micro_batch_size 2 --ds.zero_stage 3 --ds.lora.rank 8 --model.beta 0.1"
+    )
+    found = launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags}")
+    training = found.training
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (4, 4)
+    assert (training.reference, training.cross_entropy) == ("copy", "eager")
+    assert not any("model.beta" in note for note in found.notes)
+    with pytest.raises(NotSimulatedError, match=r"ref\.offload: .* a reference of OpenRLHF's on the host"):
+        launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags} --ref.offload")
+
+
 def test_openrlhfs_ppo_is_the_actors_update() -> None:
     command = "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 --actor_num_gpus_per_node 4 --bf16 "
     found = launched(
@@ -303,7 +377,7 @@ def test_openrlhfs_ppo_is_the_actors_update() -> None:
     assert (found.gpus, found.training.sequence_length) == (4, 2048)
     assert found.training.gradient_accumulation_steps == 4
     assert any("one update alone is simulated, of the actor" in note for note in found.notes)
-    with pytest.raises(NotSimulatedError, match="expected train_sft or train_ppo_ray"):
-        launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo --bf16 --pretrain x")
+    with pytest.raises(NotSimulatedError, match="expected train_sft, train_dpo or train_ppo_ray"):
+        launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_rm --bf16 --pretrain x")
     with pytest.raises(NotSimulatedError, match=r"ds.ring_attn_size: .*ring attention"):
         launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --bf16 --ring_attn_size 2")

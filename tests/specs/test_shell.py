@@ -82,10 +82,13 @@ def test_unset_variables_stand_for_themselves() -> None:
     assert words_of("A=$(hostname)\nshow $A\n") == [["$(hostname)"]]
 
 
-def test_words_that_read_would_cut_otherwise_are_unknown() -> None:
-    """A text that is read whole is known under any IFS."""
-    text = 'A=1\nIFS=, read -ra A <<< "0,1"\nIFS=: read -r B C <<< "0:1"\nIFS= read -r D <<< "p q"\n'
-    assert words_of(f'{text}show $A $B "$D"\n') == [["$A", "$B", "p q"]]
+def test_read_cuts_words_at_the_characters_of_ifs() -> None:
+    """The last variable has the rest, and IFS before a command is of this command alone."""
+    text = 'X=0,1,2\nIFS=, read -ra A <<< "$X"\nIFS=: read -r B C <<< "0:1:2"\nIFS= read -r D <<< "p q"\n'
+    text += 'read -r E F <<< "3 4,5"\n'
+    assert words_of(f'{text}show ${{#A[@]}} ${{A[1]}} $B $C "$D" $F\n') == [
+        ["3", "1", "0", "1:2", "p q", "4,5"]
+    ]
 
 
 def test_what_is_to_be_filled_in_is_one_word() -> None:

@@ -290,8 +290,7 @@ def test_set_wins_over_the_file_and_the_experiment_may_not_contradict_it(tmp_pat
     [
         (
             "local_batch_size = 0\nglobal_batch_size = 8",
-            r"training\.micro_batch_size: found 0, expected a whole number of sequences, at least 1, to "
-            "divide the global batch of 8",
+            r"training\.local_batch_size: found 0, expected a whole number of at least 1",
         ),
         (
             "local_batch_size = 2\nglobal_batch_size = 0",

@@ -98,6 +98,19 @@ def tuning() -> Trainer.Config:
     return config
 
 
+def predicting() -> Trainer.Config:
+    config = big()
+    config.model_spec = model_registry("8B", attn_backend="varlen", num_mtp_layers=1)
+    return config
+
+
+def dispatching() -> Trainer.Config:
+    config = big()
+    config.model_spec = model_registry("debugmodel", moe_comm_backend="deepep")
+    config.parallelism = ParallelismConfig(expert_parallel_degree=4)
+    return config
+
+
 def endless() -> Trainer.Config:
     return endless()
 '''
@@ -154,6 +167,19 @@ def test_a_function_that_changes_another_and_flags_behind(checkout: Path) -> Non
     assert (found.training.micro_batch_size, found.training.sequence_length) == (4, 2048)
 
 
+def test_the_registrys_own_arguments_are_read(checkout: Path) -> None:
+    """Its DeepSeek-V3 of tests: 6 layers of a width of 256 with 8 experts of 256, and two shared ones."""
+    folder = checkout / "torchtitan" / "models" / "deepseek_v3"
+    folder.mkdir()
+    (folder / "config_registry.py").write_text(REGISTRY)
+    command = f"MODULE=deepseek_v3 CONFIG=dispatching {checkout}/run_train.sh"
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert (found.parallelism.expert, found.parallelism.dispatcher) == (4, "deepep")
+    shape = found.model if isinstance(found.model, dict) else {}
+    assert (shape["hidden_size"], shape["num_hidden_layers"], shape["n_routed_experts"]) == (256, 6, 8)
+    assert shape["model_type"] == "deepseek_v2"
+
+
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
@@ -162,6 +188,7 @@ def test_a_function_that_changes_another_and_flags_behind(checkout: Path) -> Non
         ("other_optimizer", NotSimulatedError, "default_adamw only, found 'OptimizersContainer.Config'"),
         ("rollouts", NotSimulatedError, "does not simulate reinforcement learning of torchtitan's"),
         ("graphs", NotSimulatedError, "does not simulate steps that are compiled as one graph"),
+        ("predicting", NotSimulatedError, "model_registry: zsim does not simulate num_mtp_layers 1"),
         ("endless", InputError, "call one another without end"),
         ("bik", InputError, "no function 'bik'; did you mean 'big'"),
     ],
@@ -180,9 +207,9 @@ def test_a_function_in_a_function_makes_no_value_of_a_step(checkout: Path) -> No
         {"cluster": "dgx-h100"}, {"strategy.config": f"CONFIG=tuning {script}"}, origin="t"
     )
     assert found.model == "llama-3.2-3b"
-    with pytest.raises(InputError, match=r"model llama3 debugmodel: has no preset; give one \(--model\)"):
+    with pytest.raises(InputError, match=r"model llama3 13B: has no preset; give one \(--model\)"):
         build_experiment(
-            {"cluster": "dgx-h100"}, {"strategy.config": f"CONFIG=tuning {script} --model.flavor debugmodel"},
+            {"cluster": "dgx-h100"}, {"strategy.config": f"CONFIG=tuning {script} --model.flavor 13B"},
             origin="t",
         )  # fmt: skip
 

@@ -43,9 +43,7 @@ def test_the_batch_and_the_precision_are_read_and_the_rest_is_named(tmp_path: Pa
     assert (training.precision, training.activation_checkpointing) == ("bf16", "full")
     assert (training.sequence_length, training.gradient_clipping) == (2048, 1.0)
     assert experiment.strategy.kind == "ddp"
-    assert f"{tmp_path / 'args.yaml'}: not read, since zsim does not know what they do: frobnicate" in (
-        experiment.notes
-    )
+    assert f"{tmp_path / 'args.yaml'}: not read: frobnicate" in (experiment.notes)
 
 
 def test_fsdp_is_version_2_by_block_unless_it_says_otherwise(tmp_path: Path) -> None:

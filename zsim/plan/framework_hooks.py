@@ -38,6 +38,10 @@ class FrameworkHooks(Generic[Config]):
         """The hooks of a stage."""
         raise NotImplementedError
 
+    def gathers_in_forward(self, config: Config) -> bool:
+        """Whether a forward gathers the weights that it computes with."""
+        return False
+
     def fuses_whole_layers(self, config: Config) -> bool:
         """Whether projections of one input are one product also in layers that no rank shares, under a
         `ParallelismConfig` that fuses them.

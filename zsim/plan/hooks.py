@@ -60,6 +60,9 @@ class Hooks:
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset()
     """Collectives issued with `async_op=True`: without streams (CPUs) only these overlap computation."""
 
+    runs_reference_first: ClassVar[bool] = False
+    """Whether the forward of a reference comes before the trained model's."""
+
     is_eager: ClassVar[bool] = True
     """Whether the host takes its time for every operator of a module; else for every block."""
 
@@ -68,6 +71,9 @@ class Hooks:
         self.builder = stage.builder
         self.stage_hooks: Sequence[Any] = (self,)
         self.checkpoints = CheckpointStore()
+        self.reference: Hooks | None = None
+        """The hooks of the forward of a reference that is gathered, these again where the model is its own.
+        """
 
     def resident(self) -> list[Memory]:
         """The memory that a rank holds between steps."""
@@ -98,6 +104,13 @@ class Hooks:
     def pre_forward(self, segment: Segment) -> None: ...
     def post_forward(self, segment: Segment) -> None: ...
     def end_forward(self) -> None: ...
+
+    def forget_forward(self) -> None:
+        """Forget the order of a forward, as no backward follows it."""
+
+    def keep_gathered(self) -> int:
+        """Start with what forwards without a backward leave gathered for the next. Returns its bytes."""
+        return 0
 
     # -- backward of one micro-batch ----------------------------------------------------------------------
 

@@ -355,6 +355,13 @@ def plan_rank(
         if stage.training.checkpoint_offload is not None:
             host = HostSide(builder)
             hooks_of_stage[number].checkpoints = HostCheckpoints(host, stage.training.checkpoint_offload)
+    gathered: list[Memory] = []
+    if model.training.reference is not None and framework.gathers_in_forward(strategy):
+        for number, stage in stages.items():
+            hooks = hooks_of_stage[number]
+            is_copy = model.training.reference == "copy"
+            hooks.reference = framework.make(stage.frozen_stage(), strategy) if is_copy else hooks
+            gathered += [Memory("buffers", hooks.reference.keep_gathered())] if is_copy else []
     messenger = runtime.messenger(builder, stages, model.pipeline_ranks, rank) if is_pipeline else None
     run_actions(builder, hooks_of_stage, steps, messenger, runtime)
     all_hooks = list(hooks_of_stage.values())
@@ -364,6 +371,7 @@ def plan_rank(
         *(messenger.resident() if messenger is not None else []),
         *copies,
         *_reference_weights(model, framework, strategy, stages),
+        *gathered,
         *framework.resident(strategy, [stage.workload.model for stage in stages.values()]),
     ]
     program = builder.program(resident, f"pipeline rank {rank}" if is_pipeline else "")
@@ -398,4 +406,4 @@ def _reference_weights(
 def _break_cycles(all_hooks: Sequence[Hooks]) -> None:
     """Hooks of a rank name each other, which would keep all their memory until a search for cycles."""
     for hooks in all_hooks:
-        hooks.stage_hooks = ()
+        hooks.stage_hooks, hooks.reference = (), None

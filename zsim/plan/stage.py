@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -130,6 +130,11 @@ class Stage:
     def training(self) -> TrainingConfig:
         return self.workload.training
 
+    def frozen_stage(self) -> Self:
+        """The stage of a frozen copy of the model, which runs forward alone."""
+        workload = replace(self.workload, training=replace(self.training, forward_only=True))
+        return replace(self, workload=workload)
+
     @property
     def ranks(self) -> int:
         """Number of data-parallel ranks of the stage."""
@@ -139,6 +144,11 @@ class Stage:
     def message_bytes(self) -> int:
         """Bytes of an activation or a gradient between stages."""
         return self.workload.message_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a message, which has those of a reference in one tensor with the model's."""
+        return self.message_bytes * (1 if self.training.reference is None else 2)
 
     @property
     def message_dtype(self) -> str:

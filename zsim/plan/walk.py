@@ -127,13 +127,18 @@ class Walk:
         """Issue the forward of a frozen model on the micro-batch, which keeps nothing for a backward. See
         [Note: a reference's forward] of `zsim.specs.experiment.training.trained_model`.
         """
-        builder, micro_batch = self.builder, self.micro_batch
+        builder, micro_batch, gathering = self.builder, self.micro_batch, self.hooks.reference
         builder.phase, builder.micro_batch = "reference", micro_batch
+        hooks = gathering or self.hooks
+        if gathering is not None:
+            gathering.begin_forward(micro_batch)
         for segment in self.workload.segments:
+            if gathering is not None:
+                gathering.pre_forward(segment)
             builder.activations(segment.input_bytes, segment.name + REFERENCE, micro_batch)
             for call in segment.calls:
                 size = call.work.saved_bytes + call.work.forward_extra_bytes
-                self.hooks.pre_module(call)
+                hooks.pre_module(call)
                 builder.activations(size, call.name + REFERENCE, micro_batch)
                 work = call.work
                 self._issue(
@@ -141,8 +146,14 @@ class Walk:
                     self._call_overhead(call),
                 )  # fmt: skip
                 builder.activations(-size, call.name + REFERENCE, micro_batch)
-                self.hooks.post_module(call)
+                hooks.post_module(call)
             builder.activations(-segment.input_bytes, segment.name + REFERENCE, micro_batch)
+            if gathering is not None:
+                gathering.post_forward(segment)
+        if gathering is not None:
+            gathering.end_forward()
+            if gathering is not self.hooks:
+                gathering.forget_forward()
 
     def forward_calls(self) -> Iterator[ModuleCall]:
         """Issue the forward of the micro-batch. It stops in front of each module with its call."""

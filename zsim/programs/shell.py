@@ -354,6 +354,7 @@ class _Runner:
         words = [word for word in words if not word.is_document]
         is_declaring = bool(words) and words[0].text in _DECLARATIONS
         remaining_tokens = words[1:] if is_declaring else words
+        separators = self.script.variables.values.get("IFS")
         while remaining_tokens and self._assign(remaining_tokens[0]):
             remaining_tokens = remaining_tokens[1:]
         if not remaining_tokens or is_declaring:
@@ -378,7 +379,12 @@ class _Runner:
         if inner is not None:
             _Runner(self.script, self.depth + 1).run(tokenize(inner))
         elif fields[0] == "read" and document:
-            self._read(fields[1:], document)
+            values = self.script.variables.values
+            self._read(fields[1:], document, "".join(values.get("IFS", [" \t\n"])))
+            if separators is None:
+                values.pop("IFS", None)
+            else:
+                values["IFS"] = separators
         elif fields[0] in self.script.functions:
             self._call(fields)
         elif fields[0] == "set" and fields[1:2] == ["--"]:
@@ -392,17 +398,19 @@ class _Runner:
             self.script.commands.append(fields)
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
 
-    def _read(self, fields: list[str], document: str) -> None:
-        """Set the variables of `read`. Arrays, and words under another IFS than the shell's, are unknown."""
+    def _read(self, fields: list[str], document: str, separators: str) -> None:
+        """Set the variables of `read`, whose text is cut at the characters of IFS. The last has the rest."""
         values = self.script.variables.values
         names = [word for word in fields if re.fullmatch(r"[A-Za-z_]\w*", word)]
-        is_single = len(names) == 1
-        words = [document.strip()] if is_single else document.strip().split(maxsplit=len(names) - 1)
         is_array = any(re.match(r"-\w*a", word) for word in fields)
+        is_blank = separators.isspace()
+        pattern = r"\s+" if is_blank else f"[{re.escape(separators)}]" if separators else r"(?!)"
+        text = document.strip() if is_blank else document
+        words = re.split(pattern, text, maxsplit=0 if is_array else max(len(names) - 1, 0))
+        if not is_array and len(names) == 1:
+            words = [document.strip()]
         for number, name in enumerate(names):
-            values.pop(name, None)
-            if not is_array and (is_single or "IFS" not in values):
-                values[name] = words[number : number + 1] or [""]
+            values[name] = words if is_array else words[number : number + 1] or [""]
 
     def _source(self, fields: list[str]) -> None:
         """Run a script that this one sources, which sees and sets the same variables."""

@@ -285,6 +285,10 @@ class Variables:
             output = self._output(text[2:-1] if text.startswith("$(") else text[1:-1])
             return [text if output is None else output]
         inner = text[2:-1] if text.startswith("${") else text[1:]
+        if size := re.fullmatch(r"#([A-Za-z_][A-Za-z0-9_]*)(\[[@*]\])?", inner):
+            words = self.values.get(size[1])
+            count = words if size[2] or words is None else "".join(words[:1])
+            return [text if count is None or any("$" in word for word in count) else str(len(count))]
         match = re.fullmatch(
             r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]+)(\[[^\]]*\])?(:?[-=+])?(.*)", inner, re.DOTALL
         )

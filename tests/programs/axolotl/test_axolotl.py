@@ -238,7 +238,7 @@ def test_what_matters_is_named_and_what_does_not_is_silent(tmp_path: Path) -> No
     notes = notes_of(read_text(tmp_path, FULL + lines))
     assert "lora_mlp_kernel (axolotl's fused adapters)" in notes
     assert "tiled_mlp (MLPs in tiles)" in notes
-    assert "not read, since zsim does not know what they do: quux" in notes
+    assert "not read: quux" in notes
     assert "hub_model_id" not in notes
     assert "seed" not in notes
 
@@ -390,3 +390,18 @@ def test_towers_are_frozen_where_a_file_says(tmp_path: Path) -> None:
     assert read_text(tmp_path, lines, model=None).training.frozen == ()
     frozen = read_text(tmp_path, lines + "freeze_mm_modules: true\n", model=None).training.frozen
     assert "model.visual.blocks" in frozen
+
+
+def test_a_json_of_rows_leaves_pairs_to_the_file(tmp_path: Path) -> None:
+    """Both count rows, of which DPO makes two sequences each. A JSON of another number is refused."""
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": True},
+    }
+    (tmp_path / "zero2.json").write_text(json.dumps(config))
+    text = FULL + "rl: dpo\ndeepspeed: zero2.json\nmicro_batch_size: 2\n"
+    job = read_job(tmp_path, text)
+    assert job.training.micro_batch_size == 4
+    with pytest.raises(InputError, match=r"found 2, but micro_batch_size of .* is 3"):
+        read_text(tmp_path, text.replace("micro_batch_size: 2\n", "micro_batch_size: 3\n"))

@@ -123,6 +123,9 @@ def test_fsdp_is_a_name_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text('{"fsdp_config": {"fsdp_version": 2, "reshard_after_forward": false}}')
     own = read_text(tmp_path, lines.replace("fsdp: fsdp2", "fsdp: own.json"))
     assert of_kind(own.strategy, Fsdp2Table).reshard_after_forward is False
+    (tmp_path / "own.json").write_text('{"fsdp_config": {"fsdp_version": 2, "activation_cpu_offload": true}}')
+    with pytest.raises(NotSimulatedError, match="all activations on the host until backward"):
+        read_text(tmp_path, lines.replace("fsdp: fsdp2", "fsdp: own.json"))
     with pytest.raises(InputError, match=r"fsdp: 'none.json': no such file; expected a JSON, or fsdp2"):
         read_text(tmp_path, lines.replace("fsdp: fsdp2", "fsdp: none.json"))
 

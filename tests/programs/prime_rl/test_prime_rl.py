@@ -166,3 +166,16 @@ def test_an_orchestrators_file_trains_nothing(tmp_path: Path) -> None:
     (tmp_path / "orch.toml").write_text(text.replace("[train]\n", ""))
     with pytest.raises(InputError, match="is an orchestrator's, which trains nothing"):
         read_training_file(str(tmp_path / "orch.toml"))
+
+
+def test_rollouts_have_the_orchestrators_length(tmp_path: Path) -> None:
+    """The trainer packs them into longer sequences. Up to 8,192 tokens less a prompt of 128 are answered."""
+    text = RL.replace("[orchestrator]", "[orchestrator]\nseq_len = 8192")
+    text += '\n[trainer.model]\nseq_len = 16384\nattn = "flash_attention_3"\n'
+    experiment = read(tmp_path, text)
+    lengths = experiment.rl.lengths if experiment.rl is not None else None
+    assert experiment.training.sequence_length == 16384
+    assert lengths is not None
+    assert lengths.max_response == 8192 - 128
+    assert experiment.training.attention == "flash3"
+    assert "not read: trainer.model.attn" not in notes_of(experiment)

@@ -7,7 +7,7 @@ from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
 from zsim.frameworks.torch.parallelism import KEMPNERFORGE, TORCH, UNSHARDED, check_torch_split, context_style
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
-from zsim.specs.experiment.training.framework_training import FrameworkTraining
+from zsim.specs.experiment.training.framework_training import FrameworkTraining, check_whole_layers
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
@@ -83,8 +83,16 @@ class DdpTraining(FrameworkTraining[DdpTable, DdpConfig]):
     unadapted_degrees = ("tensor", "pipeline")
     merging_strategy = "'ddp'"
 
-    def check_reference(self, where: str, table: DdpTable, config: DdpConfig | None) -> None:
+    def check_reference(
+        self,
+        where: str,
+        reference: str,
+        table: DdpTable,
+        config: DdpConfig | None,
+        parallelism: ParallelismConfig,
+    ) -> None:
         """Every rank holds all of the reference."""
+        check_whole_layers(where, parallelism)
 
     def synchronized_replicas(
         self, table: DdpTable, config: DdpConfig | None, replicas: int, nodes: int

@@ -78,6 +78,9 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
     def pipeline(self, config: DeepSpeedConfig, parallelism: ParallelismConfig) -> DeepSpeedRuntime:
         return DeepSpeedRuntime(parallelism, config.pipeline)
 
+    def gathers_in_forward(self, config: DeepSpeedConfig) -> bool:
+        return config.stage == 3
+
     def frozen_storage(self, config: DeepSpeedConfig, training: TrainingConfig, ranks: int) -> FrozenStorage:
         zero = config.zero
         shards = (zero.mics_shard_size if zero.is_mics else ranks) if config.stage == 3 else 1

@@ -10,7 +10,7 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.release import parse_release
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.training.framework_training import FrameworkTraining
+from zsim.specs.experiment.training.framework_training import FrameworkTraining, check_whole_layers
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.optimizers import Optimizer
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -83,12 +83,29 @@ class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
             )
         check_deepspeed_optimizer(optimizer, config)
 
-    def check_reference(self, where: str, table: DeepSpeedTable, config: DeepSpeedConfig | None) -> None:
-        """Before stage 3 every rank holds all of the reference."""
-        if config is not None and config.stage == _PARTITIONING_STAGE:
+    def check_reference(
+        self,
+        where: str,
+        reference: str,
+        table: DeepSpeedTable,
+        config: DeepSpeedConfig | None,
+        parallelism: ParallelismConfig,
+    ) -> None:
+        """Before stage 3 every rank holds all of the reference. From it on a copy is an engine of its own,
+        while a base would run forward twice in the order that one engine has recorded.
+        """
+        check_whole_layers(where, parallelism)
+        if config is None or config.stage != _PARTITIONING_STAGE:
+            return
+        if reference == "base":
             raise NotSimulatedError(
-                f"{where}: zsim does not simulate a reference's forward with ZeRO stage 3, which gathers it, "
-                "yet; expected stage 0 to 2"
+                f"{where}: zsim does not simulate two forwards of one engine with ZeRO stage 3, whose order "
+                'of modules they break; expected "copy", or stage 0 to 2'
+            )
+        if config.zero.offload_param is not None:
+            raise NotSimulatedError(
+                f"{where}: zsim does not simulate a reference whose shards are on the host; expected "
+                "offload_param left out"
             )
 
     def synchronized_replicas(

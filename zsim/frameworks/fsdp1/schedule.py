@@ -236,6 +236,19 @@ class Fsdp1Schedule(Hooks):
         if self._root is not None:
             self._post_forward(self._root)
 
+    def forget_forward(self) -> None:
+        self._post_forward_order = []
+        for handle in self.handles.values():
+            handle.is_in_backward = handle.is_prefetched = handle.needs_pre_backward_unshard = False
+            handle.post_forward_index = -1
+
+    def keep_gathered(self) -> int:
+        is_kept = self.strategy.sharding_strategy not in _RESHARDS_AFTER_FORWARD
+        unsharded = [unit for unit in self.units if self.is_sharded and (is_kept or unit.is_root)]
+        for unit in unsharded:
+            self.handles[unit.path].is_unsharded = True
+        return sum(unit.padded_numel * unit.types.param_bytes for unit in unsharded)
+
     def _pre_forward(self, unit: FlatUnit) -> None:
         """_pre_forward with _pre_forward_unshard, skipped when the unit is recomputed in its backward."""
         handle = self.handles[unit.path]
@@ -360,10 +373,7 @@ class Fsdp1Schedule(Hooks):
         self._drop_unused()
         if self._is_syncing:
             self.reducer.wait()
-        self._post_forward_order = []
-        for handle in self.handles.values():
-            handle.is_in_backward = handle.is_prefetched = handle.needs_pre_backward_unshard = False
-            handle.post_forward_index = -1
+        self.forget_forward()
 
     def _drop_unused(self) -> None:
         """Free units that were prefetched for a backward which they do not have."""

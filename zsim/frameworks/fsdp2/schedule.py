@@ -175,7 +175,7 @@ class Fsdp2Schedule(Hooks):
         state, builder = self.states[group.name], self.builder
         if state.all_gather is None:
             return
-        is_forward = builder.phase == "forward" and not is_scheduled
+        is_forward = builder.phase in ("forward", "reference") and not is_scheduled
         if is_forward:
             self._release_all_gather_state()
         size = self._unsharded_bytes(group)
@@ -297,6 +297,17 @@ class Fsdp2Schedule(Hooks):
             self._post_forward(self._root)
         self._release_all_gather_state()
 
+    def forget_forward(self) -> None:
+        self._post_forward_order = []
+        for state in self.states.values():
+            state.post_forward_indices.clear()
+
+    def keep_gathered(self) -> int:
+        unsharded = [group for group in self.units if not group.reshards_after_forward]
+        for group in unsharded:
+            self.states[group.name].is_unsharded = True
+        return sum(self._unsharded_bytes(group) for group in unsharded)
+
     def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         """Under a schedule that unshards, reshards and reduces, backward neither reshards nor reduces."""
         self._is_syncing = not schedule_manages_sharding and (is_last or not self.strategy.no_sync)
@@ -322,7 +333,7 @@ class Fsdp2Schedule(Hooks):
 
     def _exit_inner_group(self, call: ModuleCall) -> None:
         """The hooks after a group inside a block. Recomputed modules are not resharded."""
-        if self.builder.phase == "forward" and call.name in self._exits:
+        if self.builder.phase in ("forward", "reference") and call.name in self._exits:
             self._post_forward(self._exits[call.name])
         elif self.builder.phase == "backward" and call.name in self._entries:
             self._post_backward(self._entries[call.name])
@@ -373,15 +384,10 @@ class Fsdp2Schedule(Hooks):
             if group.is_root or not group.has_differentiable_input:
                 self._post_backward(group)
         if self._reshards:
-            self._forget_forward_order()
+            self.forget_forward()
         self._drop_unused_gathers()
         if self._is_syncing:
             self._finalize()
-
-    def _forget_forward_order(self) -> None:
-        self._post_forward_order = []
-        for group in self.units:
-            self.states[group.name].post_forward_indices.clear()
 
     def _drop_unused_gathers(self) -> None:
         """finalize_backward: drop a gather that was prefetched for a group without a backward."""
@@ -439,7 +445,7 @@ class Fsdp2Schedule(Hooks):
             self.reducer.sum_partial(group, self.gradients[group.name])
             self._reshard(group, after_forward=False)
             self.reducer.reduce(group, self.gradients[group.name])
-        self._forget_forward_order()
+        self.forget_forward()
         self._finalize()
 
     # -- optimizer ------------------------------------------------------------------------------------

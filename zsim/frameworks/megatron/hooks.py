@@ -14,10 +14,12 @@ from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
 from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.shared.checkpoints import PartitionedCheckpoints
+from zsim.plan.shared.originals import FrozenStorage
 from zsim.plan.stage import Stage
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.mesh import TENSOR
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 
 class MegatronHooks(FrameworkHooks[MegatronConfig]):
@@ -49,6 +51,9 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
         from zsim.frameworks.megatron.schedule import MegatronSchedule
 
         return MegatronSchedule(stage, config)
+
+    def frozen_storage(self, config: MegatronConfig, training: TrainingConfig, ranks: int) -> FrozenStorage:
+        return FrozenStorage(config.param_dtype)
 
     def is_offloaded(self, config: MegatronConfig) -> bool:
         return config.offload is not None

@@ -123,7 +123,7 @@ def enter_experts(
         overhead = FUSED_DISPATCH
     if overhead is not None:
         builder.host(f"enter {call.name}", overhead=overhead)
-    is_forward = builder.phase in ("forward", "recompute")
+    is_forward = builder.phase in ("forward", "reference", "recompute")
     if strategy.product_overhead is not None and isinstance(work, GroupedLinear) and work.kernel == "streams":
         products = (work.num_experts - 1) * (1 if is_forward else 2)
         if products:

@@ -154,7 +154,7 @@ class PartitioningMessenger(Messenger):
     def _gather(self, label: str, stage: int) -> None:
         receiver = self.stages[stage]
         self.builder.collective(
-            "all_gather", receiver.message_bytes, receiver.message_dtype, TENSOR, stream=COMPUTE,
+            "all_gather", receiver.sent_bytes, receiver.message_dtype, TENSOR, stream=COMPUTE,
             name=f"all_gather {label} of stage {stage}",
         )  # fmt: skip
 

@@ -105,6 +105,8 @@ NCCL = "data parallel"
 class MegatronSchedule(BlockTimedHooks):
     """DistributedDataParallel's hooks. See the module's notes."""
 
+    runs_reference_first = True  # ms-swift 4.6 megatron/trainers/dpo_trainer.py `forward_step`
+
     def __init__(self, stage: Stage, strategy: MegatronConfig) -> None:
         super().__init__(stage)
         workload = stage.workload
@@ -475,7 +477,7 @@ def run_realtime_tests(
     """Issue the comparison after the norm of the keys, if the layer has one. `data_group` is the
     data-parallel ranks.
     """
-    is_forward = builder.phase in ("forward", "recompute")
+    is_forward = builder.phase in ("forward", "reference", "recompute")
     if not (strategy.test_mode and is_forward and call.name.endswith("k_layernorm")):
         return
     dtype = strategy.param_dtype

@@ -61,8 +61,29 @@ class MegatronTraining(FrameworkTraining[MegatronTable, MegatronConfig]):
     grouping_strategy = "Megatron's DDP"
     even_batch_reason = "Megatron has one --micro-batch-size, which shapes all its messages"
     unadapted_degrees = ()
+    has_references = True
     keeps_originals = False
     expert_adapters = "adapters of Megatron-Bridge on linear_fc1 and linear_fc2"
+
+    def check_reference(
+        self,
+        where: str,
+        reference: str,
+        table: MegatronTable,
+        config: MegatronConfig | None,
+        parallelism: ParallelismConfig,
+    ) -> None:
+        """Every stage has its part of the reference, which runs before the model in the same step of the
+        pipeline (ms-swift 4.6 megatron/trainers/dpo_trainer.py).
+        """
+        for key, is_on in (
+            ("fsdp_sharding", table.fsdp_sharding is not None),
+            ("overlap_expert_parallel", table.overlap_expert_parallel),
+            ("engine", table.engine == "nanotron"),
+            ("cuda_graph", bool(table.cuda_graph)),
+        ):
+            if is_on:
+                raise NotSimulatedError(f"{where}: not simulated with strategy.{key}; expected it left out")
 
     def fill_training(
         self,

@@ -14,9 +14,10 @@ from typing import TypeVar
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.torch.fsdp_table import FsdpTable
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.training.framework_training import FrameworkTraining
+from zsim.specs.experiment.training.framework_training import FrameworkTraining, check_whole_layers
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -61,6 +62,20 @@ class FsdpTraining(FrameworkTraining[Table, Config]):
 
     has_stored_dtype = True
     has_uneven_batches = True
+    has_references = True
+
+    def check_reference(
+        self, where: str, reference: str, table: Table, config: Config | None, parallelism: ParallelismConfig
+    ) -> None:
+        """A copy is sharded like the model (TRL 1.10 models/utils.py `prepare_fsdp`, torchtune 0.6
+        recipes/full_dpo_distributed.py).
+        """
+        check_whole_layers(where, parallelism)
+        if table.cpu_offload:
+            raise NotSimulatedError(
+                f"{where}: zsim does not simulate a reference whose shards are on the host; expected "
+                "cpu_offload = false"
+            )
 
     def check_optimizer(
         self, optimizer: Optimizer, training: TrainingTable, table: Table, config: Config | None

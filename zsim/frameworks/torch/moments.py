@@ -108,6 +108,9 @@ class FsdpHooks(FrameworkHooks[Config]):
 
     originals_note = "PEFT's frozen originals of modules_to_save are in memory, but not in what FSDP gathers"
 
+    def gathers_in_forward(self, config: Config) -> bool:
+        return True
+
     def frozen_storage(self, config: Config, training: TrainingConfig, ranks: int) -> FrozenStorage:
         device: Device = "host" if config.cpu_offload else "gpu"
         return FrozenStorage(training.stored_dtype, ranks // config.replicate, device)

@@ -172,7 +172,7 @@ class Messenger:
         return self.ranks[stage + step] == self.rank
 
     def _bytes(self, message: Action) -> int:
-        return self.stages[message.stage].message_bytes
+        return self.stages[message.stage].sent_bytes
 
     def _allocate(
         self, sign: int, owner: str, stage: int, micro_batch: int | None, size: int | None = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step, actions_of
 from zsim.plan.builder import ActionBody, PlanBuilder
@@ -180,9 +181,30 @@ def _run_action(
 
 
 def _run_forwards(walk: Walk, num_others: int) -> None:
-    walk.forward()
+    is_first = walk.hooks.runs_reference_first
+    if not is_first:
+        walk.forward()
     for _ in range(num_others):
         walk.reference_forward()
+    if is_first:
+        walk.forward()
+
+
+def _state_of(hooks: Hooks, micro_batch: int) -> Hashable | None:
+    """The state of hooks, with that of a reference's: see `Hooks.action_state`."""
+    state, reference = hooks.action_state(micro_batch), hooks.reference
+    if state is None or reference is None or reference is hooks:
+        return state
+    reference_state = reference.action_state(micro_batch)
+    return None if reference_state is None else (state, reference_state)
+
+
+def _restore(hooks: Hooks, state: Any) -> None:
+    reference = hooks.reference
+    if reference is not None and reference is not hooks:
+        state, reference_state = state
+        reference.restore_action_state(reference_state)
+    hooks.restore_action_state(state)
 
 
 class ActionLoops:
@@ -196,7 +218,7 @@ class ActionLoops:
         """Issue an action, which `walk` issues, for a micro-batch. Actions that are equal walk alike from
         equal states. See [Note: a micro-batch as a repeat].
         """
-        builder, hooks_state = self._builder, hooks.action_state(micro_batch)
+        builder, hooks_state = self._builder, _state_of(hooks, micro_batch)
         has_logs = hooks.stage.workload.logs is not None
         if hooks_state is None or has_logs or not hooks.checkpoints.repeats:
             walk()
@@ -207,7 +229,7 @@ class ActionLoops:
             body, state_after = self._bodies[key]
             builder.repeat(body, before, micro_batch)
             if state_after != hooks_state:
-                hooks.restore_action_state(state_after)
+                _restore(hooks, state_after)
             return
         first_op, first_change = len(builder.ops), len(builder.memory)
         walk()
@@ -216,7 +238,7 @@ class ActionLoops:
             first_change, first_change, len(builder.memory) - first_change,
             micro_batch, micro_batch,
         )  # fmt: skip
-        state_after = hooks.action_state(micro_batch)
+        state_after = _state_of(hooks, micro_batch)
         if state_after == hooks_state or (state_after is not None and hooks.restores_action_state):
             new_body = builder.body_since(source, before)
             if new_body is not None:

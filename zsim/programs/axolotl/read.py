@@ -15,6 +15,7 @@ have (`_patch_peft_param_wrapper_dropout`). PEFT alone refuses it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +56,7 @@ _ALL_ON_HOST = (
     "hidden_states where checkpoints alone are kept there"
 )
 _ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+_LANGUAGE = re.compile(r"\^?(model\\?\.language_model|lm_head)\b")  # names of `unfrozen_parameters`
 _PREFERENCES = ("dpo", "ipo", "orpo", "kto")
 _CUT_PLUGIN, _LIGER_PLUGIN = "cut_cross_entropy", "liger"
 _LIGER_KERNELS = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
@@ -74,7 +76,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     values = FileValues(file, data, KEYS, SILENT, "axolotl")
     if values.table("model_quantization_config_kwargs").get("dequantize"):
         del values.values["model_quantization_config"]  # its weights are 16 bits once they are loaded
-    values.refuse()
+    values.refuse_declared()
     adapter = values.get("adapter")
     if adapter not in (None, "", "lora", "qlora"):
         raise values.lack("adapter", "adapters besides lora and qlora")
@@ -100,7 +102,9 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_adapters(values, is_quantised=is_quantised)
         if is_int8:
             write_quantisation(values, double=False, bits=8)
-    is_frozen = values.flag("freeze_mm_modules")  # adapters on a tower are frozen with it (utils/freeze.py)
+    is_frozen = values.flag("freeze_mm_modules") or _trains_language_alone(
+        values, is_full=not adapter
+    )  # adapters on a tower are frozen with it (utils/freeze.py)
     freeze_tower(values, tower=is_frozen, projector=is_frozen, is_full=not adapter)
     _read_preferences(values, has_adapters=bool(adapter))
     if values.flag("reward_model"):
@@ -111,6 +115,16 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     write_release(values)
     values.finish(RELEASE)
     return file
+
+
+def _trains_language_alone(values: FileValues, *, is_full: bool) -> bool:
+    """Whether `unfrozen_parameters` leave nothing but a tower out. It freezes adapters too (train.py)."""
+    patterns = [str(entry) for entry in values.get("unfrozen_parameters") or ()]
+    if patterns and not (is_full and all(_LANGUAGE.match(pattern) for pattern in patterns)):
+        raise values.lack(
+            "unfrozen_parameters", "weights of which only named ones are trained; expected training.frozen"
+        )
+    return bool(patterns)
 
 
 def _read_preferences(values: FileValues, *, has_adapters: bool) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from zsim.specs.experiment.training.software import NEWEST
+from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -15,6 +17,7 @@ _KERNELS = {
     "kernels-community/flash-attn2": "flash2", "kernels-community/flash-attn": "flash2",
     "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3",
 }  # fmt: skip
+_ROWS = ("train_micro_batch_size_per_gpu", "train_batch_size")  # of a DeepSpeed JSON
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
@@ -133,14 +136,29 @@ def read_preferences(values: FileValues, loss: str, *, reference: str | None) ->
 
     `loss` is its name in sentences, `reference` the model that it asks for probabilities as well.
     """
-    file, key = values.file, "training.micro_batch_size"
-    table = file.settings if key in file.settings else file.defaults
-    table[key] = 2 * table[key]
+    file = values.file
+    _double_rows(file)
     _ask_reference(file, reference)
     file.note(
         f"{loss}: a row of the batch is two sequences, chosen and rejected, each taken at its longest; the "
         "loss is simulated as one that keeps all logits"
     )
+
+
+def _double_rows(file: TrainingFile) -> None:
+    """Make a micro-batch of rows one of two sequences each. A DeepSpeed JSON counts rows too, so that its
+    numbers, which are the arguments' again, are left to them.
+    """
+    key = "training.micro_batch_size"
+    table = file.settings if key in file.settings else file.defaults
+    table[key] = 2 * table[key]
+    config = file.settings.get("strategy.config")
+    content = load_file(Path(config)) if isinstance(config, str) else config
+    counts = {name: "auto" for name in _ROWS if isinstance(content, Mapping) and content.get(name)}
+    if isinstance(content, Mapping) and counts:
+        if isinstance(config, str):
+            file.settings["strategy.config_name"] = config
+        file.settings["strategy.config"] = {**content, **counts}
 
 
 def read_unpaired_preferences(values: FileValues, *, reference: str) -> None:
@@ -182,10 +200,8 @@ def read_labels(values: FileValues, labels: int, *, has_adapters: bool) -> None:
 
 def read_rewards(values: FileValues, *, has_adapters: bool) -> None:
     """Turn a job into one of a reward model: one output, and rows of a chosen and a rejected sequence."""
-    file, key = values.file, "training.micro_batch_size"
-    table = file.settings if key in file.settings else file.defaults
-    table[key] = 2 * table[key]
+    _double_rows(values.file)
     read_labels(values, 1, has_adapters=has_adapters)
-    file.note(
+    values.file.note(
         "reward model: a row of the batch is two sequences, chosen and rejected, each taken at its longest"
     )

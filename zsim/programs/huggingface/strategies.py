@@ -106,6 +106,10 @@ def _read_sharding(values: FileValues, words: Any) -> None:
     keys.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
     if "cpu_offload" in keys:
         keys["offload_params"] = keys.pop("cpu_offload")
+    if keys.get("activation_cpu_offload") and values.file.program == "ms-swift":  # its trainers/arguments.py
+        raise values.lack(
+            "fsdp_config", "all activations on the host until backward (activation_cpu_offload)"
+        )
     _read_fsdp_words(values, words, keys)
     idle = [key for key in keys if key.startswith("xla")]
     for key in idle:

@@ -48,6 +48,7 @@ _TRAINERS: Mapping[str, TrainingProgram] = {
 }  # fmt: skip
 # Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
+_VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
 _GPU_OPTIONS = ("nproc_per_node", "num_gpus")
@@ -149,7 +150,7 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
         if "$" in str(changes.get(key, "")):
             value = changes.pop(key)
             launch.notes.append(f"{key}: {value} is nothing that the script sets: --nodes and --gpus give it")
-    overrides = change_values({}, changes)
+    overrides = change_values(_hydra_file(launch, values), changes)
     if is_sft:
         return read_sft_values(launch.where, overrides)
     if "fully_async" in launch.target:
@@ -160,6 +161,22 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
         actor = overrides.setdefault("actor_rollout_ref", {}).setdefault("actor", {})
         actor.setdefault("strategy", "megatron")
     return read_values(launch.where, overrides)
+
+
+def _hydra_file(launch: Launch, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the file that --config-name names, over verl's own, which its `defaults` name."""
+    name = str(values.get("config_name", "")).removesuffix(".yaml")
+    if not name or name in _VERL_CONFIGS:
+        return {}
+    folder = values.get("config_path", ".")
+    try:
+        path = locate_named_file(
+            f"{folder}/{name}.yaml", launch.folder, launch.where, "a file of verl's keys"
+        )
+    except InputError:
+        launch.notes.append(f"--config-name {name}: not here, so verl's own defaults stand for it")
+        return {}
+    return {key: value for key, value in load_table(path).items() if key not in ("defaults", "hydra")}
 
 
 def _reader(program: TrainingProgram) -> Reader:

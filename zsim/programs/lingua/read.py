@@ -11,7 +11,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.lingua.keys import IDLE, KEYS
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _BYTES_VOCABULARY = 258  # lingua/tokenizer.py `ByteTokenizer`: bytes, and two marks
@@ -24,7 +24,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     Raises InputError for values that lingua refuses, NotSimulatedError for what zsim does not simulate.
     """
     file = TrainingFile(name, program="lingua")
-    keys = NestedKeys(file, data, KEYS, IDLE)
+    keys = FileValues.nested(file, data, KEYS, IDLE)
     for key in ("state_dim", "conv_size", "dimensions"):
         keys.refuse(f"model.{key}", "other models of lingua's than its transformer")
     keys.refuse("model.n_future_head", "heads of further tokens of lingua's", 1)
@@ -37,11 +37,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_sharding(keys)
     _read_model(keys)
     file.note("documents are packed: sequences are full, and their documents attend as one")
-    keys.note_unread()
+    keys.finish()
     return file
 
 
-def _read_sharding(keys: NestedKeys) -> None:
+def _read_sharding(keys: FileValues) -> None:
     """Blocks are units that stay gathered, the root is not. One shard means one over all ranks."""
     file = keys.file
     kind, shards = keys.get("distributed.fsdp_type", "no_shard"), keys.count("distributed.dp_shard", 1)
@@ -68,7 +68,7 @@ def _read_sharding(keys: NestedKeys) -> None:
         file.settings["gpus"] = replicas * tensor
 
 
-def _read_model(keys: NestedKeys) -> None:
+def _read_model(keys: FileValues) -> None:
     """Llama's blocks. The MLP's width is rounded up as Llama's is."""
     file = keys.file
     dim, heads, head_dim = keys.count("model.dim", 512), keys.get("model.n_heads"), keys.get("model.head_dim")

@@ -33,7 +33,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in litgpt's values by key, of a file called `name`."""
     file = TrainingFile(name, program="litgpt")
     values = FileValues(file, dict(flatten(data, ("model_config",))), KEYS, SILENT, "litgpt")
-    values.refuse()
+    values.refuse_declared()
     is_pretraining = "model_name" in data
     has_adapters = "lora_r" in data
     key = "model_name" if is_pretraining else "checkpoint_dir"
@@ -106,7 +106,7 @@ def _read_types(values: FileValues, *, has_adapters: bool) -> None:
     precision = values.get("precision")
     if precision is None:
         values.assume("precision", "bf16-mixed")
-    dtype, is_true = _PRECISIONS[values.choose("precision", "bf16-mixed", _PRECISIONS)]
+    dtype, is_true = values.choose("precision", "bf16-mixed", _PRECISIONS)
     if dtype == "fp16" and is_true:
         raise values.lack("precision", "weights that are kept in fp16")
     settings["training.precision"] = dtype

@@ -43,7 +43,7 @@ def read_engine(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """
     file = TrainingFile(name, program="llama-factory")
     values = FileValues(file, data, ENGINE_KEYS, ENGINE_SILENT, "LLaMA-Factory")
-    values.refuse()
+    values.refuse_declared()
     for key in _PLUGINS:
         if values.has(key) and "name" not in values.table(key):
             raise values.error(key, "a key `name` below it")

@@ -102,6 +102,7 @@ _NOTED = (
     ("compute_accuracy", "an accuracy in evaluations"),
     ("include_effective_tokens_per_second", "counts of tokens"),
     ("fp8_backend", "the library of fp8"),
+    ("use_v1_kernels", "kernels of its own for experts and linear attention"),
 )
 KEYS: Mapping[str, ProgramKey] = {
     **ARGUMENT_KEYS,
@@ -132,7 +133,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     loraplus_lr_embedding pissa_iter pissa_convert new_special_tokens_config init_special_tokens
     split_special_tokens use_fast_tokenizer offload_folder use_kv_cache infer_dtype
     print_param_status plot_loss disable_shuffling early_stopping_steps use_swanlab
-    asft_alpha eaft_alpha rope_scaling use_v1_kernels
+    asft_alpha eaft_alpha rope_scaling
     quantization_device_map packing_mode kt_config use_audio_in_video crop_to_patches
     image_do_pan_and_scan pref_beta pref_ftx pref_bco_weight simpo_gamma
     """,

@@ -107,7 +107,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
 
 def _check_purpose(values: FileValues) -> None:
     """Raises for files of anything but a training that zsim simulates."""
-    values.refuse()
+    values.refuse_declared()
     if not values.flag("do_train") and (
         "do_train" in values.values
         or any(values.has(key) for key in _NOT_TRAINING)

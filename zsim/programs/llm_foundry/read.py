@@ -15,7 +15,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.llm_foundry.keys import IDLE, KEYS
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 # `mixed_precision` -> the types that are gathered and reduced, None for that of the products.
@@ -53,7 +53,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     Raises InputError for values that llm-foundry refuses, NotSimulatedError for what zsim does not simulate.
     """
     file = TrainingFile(name, program="llm-foundry")
-    keys = NestedKeys(file, data, KEYS, IDLE)
+    keys = FileValues.nested(file, data, KEYS, IDLE)
     keys.read("max_seq_len", "optimizer.name")
     if keys.get("optimizer.name", "decoupled_adamw") == "decoupled_adamw":
         # Composer's updates one tensor at a time (optim/decoupled_weight_decay.py)
@@ -85,11 +85,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             f"algorithms that are left out: {', '.join(sorted({name.split('.')[1] for name in algorithms}))}"
         )
         keys.ignore(*algorithms)
-    keys.note_unread()
+    keys.finish()
     return file
 
 
-def _read_batch(keys: NestedKeys) -> None:
+def _read_batch(keys: FileValues) -> None:
     file = keys.file
     file.global_batch_size = keys.get("global_train_batch_size")
     per_rank, micro = keys.get("device_train_batch_size"), keys.get("device_train_microbatch_size", "auto")
@@ -111,7 +111,7 @@ def _read_batch(keys: NestedKeys) -> None:
         file.settings["training.gradient_accumulation_steps"] = per_rank // micro
 
 
-def _read_sharding(keys: NestedKeys) -> None:
+def _read_sharding(keys: FileValues) -> None:
     file, settings = keys.file, keys.file.settings
     if not keys.has("fsdp_config"):
         settings["strategy.kind"] = "ddp"
@@ -136,7 +136,7 @@ def _read_sharding(keys: NestedKeys) -> None:
     _read_degrees(keys)
 
 
-def _read_types(keys: NestedKeys) -> None:
+def _read_types(keys: FileValues) -> None:
     """The types that are gathered and reduced.
 
     A type that is left out of a table is the parameters' own, and torch's FSDP reduces in the type that it
@@ -163,14 +163,14 @@ def _read_types(keys: NestedKeys) -> None:
     settings |= {"strategy.param_dtype": low or precision, "strategy.reduce_dtype": high or precision}
 
 
-def _dtype(keys: NestedKeys, key: str) -> str | None:
+def _dtype(keys: FileValues, key: str) -> str | None:
     word = keys.get(key)
     if word is not None and word not in _DTYPES:
         raise InputError(f"{keys.file.name}: {key}: found '{word}', expected float32, float16 or bfloat16")
     return None if word is None else _DTYPES[word]
 
 
-def _read_degrees(keys: NestedKeys) -> None:
+def _read_degrees(keys: FileValues) -> None:
     """Replicas. composer's mesh has a dimension of them only where the file has their degree."""
     file, settings, key = keys.file, keys.file.settings, "fsdp_config.data_parallel_replicate_degree"
     replicas = keys.get(key)
@@ -191,7 +191,7 @@ def _read_degrees(keys: NestedKeys) -> None:
         settings["strategy.replicate"] = replicas
 
 
-def _read_model(keys: NestedKeys) -> None:
+def _read_model(keys: FileValues) -> None:
     file = keys.file
     name = keys.get("model.name", "mpt_causal_lm")
     if name == "hf_causal_lm":
@@ -231,7 +231,7 @@ def _read_model(keys: NestedKeys) -> None:
     file.defaults["model"] = {**model, "model_type": "mpt", "_name_or_path": "mpt"}
 
 
-def _read_adapters(keys: NestedKeys) -> None:
+def _read_adapters(keys: FileValues) -> None:
     rank, alpha = keys.get("model.peft_config.r"), keys.get("model.peft_config.lora_alpha", 8)
     kind, targets = (
         keys.get("model.peft_config.peft_type", "LORA"),

@@ -8,18 +8,21 @@ name of a flag. Read in Megatron-Core 0.16.1 (`transformer_config.py`, `distribu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
+from zsim.operations.operation import Role
 from zsim.programs.megatron_lm.arguments import Arguments
 from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
 from zsim.programs.megatron_lm.read import settings_of
 from zsim.reading import read_text
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.fusion import FUSED_PRODUCTS
+from zsim.specs.model.fusion import FUSED_PRODUCTS, fuse_named_products
+from zsim.specs.model.huggingface import load_model
 
 _MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "MODEL_ARGS")
 # Field -> flag, where the names differ.
@@ -95,7 +98,7 @@ _LORA = {
 }
 _LORA_DEFAULTS: dict[str, Any] = {
     "dropout_position": "pre", "a2a_experimental": False, "sequence_parallel_input_regather": False,
-    "normalize_moe_lora": False, "exclude_modules": [], "experts_shared_outer_loras": False,
+    "normalize_moe_lora": False, "experts_shared_outer_loras": False,
 }  # fmt: skip
 
 
@@ -123,7 +126,7 @@ def read_recipe(path: str) -> TrainingFile:
     peft = data.get("peft")
     file = settings_of(_arguments(path, {key: value for key, value in data.items() if key != "peft"}))
     if isinstance(peft, Mapping):
-        file.settings |= _adapters(path, peft)
+        file.settings |= recipe_adapters(file, peft)
     return file
 
 
@@ -140,21 +143,45 @@ def read_fields(file: TrainingFile, fields: Mapping[str, Any]) -> None:
     file.resolve_stages = megatron.resolve_stages
 
 
-def _adapters(where: str, peft: Mapping[str, Any]) -> dict[str, Any]:
-    """`[training.lora]` of a recipe's `peft` (Megatron-Bridge 0.6.0 peft/lora.py `LoRA`).
+def recipe_adapters(file: TrainingFile, peft: Mapping[str, Any]) -> dict[str, Any]:
+    """`[training.lora]` of a recipe's `peft` (Megatron-Bridge 0.6.0 peft/lora.py `LoRA`). Without targets it
+    is on every linear layer, also the head, and not on routed experts (`ModuleMatcher`).
 
     Raises NotSimulatedError for other adapters, and for fields that change what is computed.
     """
-    kind = str(peft.get("_target_", "LoRA")).rpartition(".")[2]
+    where, kind = file.name, str(peft.get("_target_", "LoRA")).rpartition(".")[2]
     if kind != "LoRA":
         raise NotSimulatedError(f"{where}: peft: zsim does not simulate {kind}, only LoRA")
     for field, neutral in _LORA_DEFAULTS.items():
+        if field == "dropout_position" and not peft.get("dropout", 0.0):
+            continue
         if peft.get(field, neutral) not in (neutral, None):
             raise NotSimulatedError(
                 f"{where}: peft.{field}: zsim does not simulate {peft[field]!r}; expected {neutral!r}"
             )
     lora_values = {lora_key: peft.get(field, default) for field, (lora_key, default) in _LORA.items()}
+    if not lora_values["targets"]:
+        file.note("peft: without target_modules the head has an adapter too, which is left out")
+        lora_values["targets"] = linear_layers(file)
+        lora_values["exclude"] = pattern_of_modules([*(peft.get("exclude_modules") or ()), "*.experts.*"])
     return {f"training.lora.{key}": value for key, value in lora_values.items()}
+
+
+def linear_layers(file: TrainingFile) -> list[str]:
+    """The last names of the layers of Transformer Engine, which a router and a gate of experts are not."""
+    name = file.defaults.get("model")
+    model = fuse_named_products(load_model(name)) if isinstance(name, str) else None
+    modules = [module for block in model.unique_blocks for module in block.modules] if model else []
+    names = [module.name.rpartition(".")[2] for module in modules if module.role is Role.PRODUCT]
+    return [*dict.fromkeys((*FUSED_PRODUCTS, *(name for name in names if not name.endswith("_gate"))))]
+
+
+def pattern_of_modules(names: Sequence[object]) -> str:
+    """The expression of modules as `ModuleMatcher` has them: a name is a module's last one, and stars stand
+    for any part of the whole.
+    """
+    expressions = {str(name): re.escape(str(name)).replace(r"\*", ".*") for name in names}
+    return "|".join(text if "*" in name else rf"(.*\.)?{text}" for name, text in expressions.items())
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

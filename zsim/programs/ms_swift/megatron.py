@@ -14,18 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.operations.operation import Role
 from zsim.programs.huggingface.adapters import load_mixture, write_adapters
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences, read_rewards
 from zsim.programs.huggingface.models import freeze_tower, weights_type, write_model
-from zsim.programs.megatron_lm.recipe import read_fields
+from zsim.programs.megatron_lm.recipe import linear_layers, read_fields
 from zsim.programs.ms_swift.keys import ADAPTERS, MEGATRON_KEYS, MEGATRON_SILENT, TUNER_KEYS
 from zsim.programs.rollout import skip_rollout
 from zsim.programs.trl.rollout import read_lengths
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.fusion import FUSED_PRODUCTS, fuse_named_products
-from zsim.specs.model.huggingface import load_model
 
 RELEASE = "Megatron-SWIFT 4.6"
 # Fields whose default is another than that of Megatron-Core's own flags.
@@ -48,7 +45,7 @@ def read_megatron(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """
     file = TrainingFile(name, program="megatron")
     values = FileValues(file, data, MEGATRON_KEYS, MEGATRON_SILENT, "Megatron-SWIFT")
-    values.refuse()
+    values.refuse_declared()
     loss = values.get("rlhf_type")
     if loss not in (None, "dpo", "rm", "grpo"):
         raise values.lack("rlhf_type", "it with Megatron-SWIFT yet; expected dpo, rm, grpo, or none")
@@ -139,9 +136,9 @@ def _read_adapters(values: FileValues) -> None:
     if pattern := values.get("target_regex"):
         settings["training.lora.targets"] = str(pattern)
     elif settings["training.lora.targets"] == "all-linear":
-        settings["training.lora.targets"] = _linear_layers(values)
+        settings["training.lora.targets"] = linear_layers(values.file)
     else:
-        layers = _linear_layers(values)
+        layers = linear_layers(values.file)
         if any(str(name).rpartition(".")[2] not in layers for name in settings["training.lora.targets"]):
             raise values.error("target_modules", f"Megatron's layers: all-linear, {', '.join(layers)}")
     if saved := settings.get("training.lora.modules_to_save"):
@@ -154,12 +151,3 @@ def _has_shared_experts(values: FileValues) -> bool:
     model = load_mixture(values)
     blocks = () if model is None else model.unique_blocks
     return any("shared_expert" in module.name for block in blocks for module in block.modules)
-
-
-def _linear_layers(values: FileValues) -> list[str]:
-    """The last names of the layers of Transformer Engine, which a router and a gate of experts are not."""
-    name = values.file.defaults.get("model")
-    model = fuse_named_products(load_model(name)) if isinstance(name, str) else None
-    modules = [module for block in model.unique_blocks for module in block.modules] if model else []
-    names = [module.name.rpartition(".")[2] for module in modules if module.role is Role.PRODUCT]
-    return [*dict.fromkeys((*FUSED_PRODUCTS, *(name for name in names if not name.endswith("_gate"))))]

@@ -105,7 +105,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         return read_megatron(name, data)
     file = TrainingFile(name, program="ms-swift")
     values = FileValues(file, _expand_sharding(name, data), KEYS, SILENT, "ms-swift")
-    values.refuse()
+    values.refuse_declared()
     is_full = _is_full(values)
     is_quantised = _is_quantised(values, is_full=is_full)
     read_model(values, "model", is_quantised=is_quantised)

@@ -11,7 +11,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.nanotron.keys import IDLE, KEYS
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _SEQUENCE_PARALLEL = {"ALL_REDUCE": False, "REDUCE_SCATTER": True}
@@ -31,7 +31,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     Raises InputError for values that nanotron refuses, NotSimulatedError for what zsim does not simulate.
     """
     file = TrainingFile(name, program="nanotron")
-    keys = NestedKeys(file, data, KEYS, IDLE)
+    keys = FileValues.nested(file, data, KEYS, IDLE)
     file.settings |= {"strategy.kind": "megatron", "strategy.engine": "nanotron"}
     keys.read(
         "tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica",
@@ -58,18 +58,18 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if model is not None:
         file.defaults["model"] = model
         _split_stages(keys, model)
-    keys.note_unread()
+    keys.finish()
     return file
 
 
-def _read_degrees(keys: NestedKeys) -> None:
+def _read_degrees(keys: FileValues) -> None:
     file = keys.file
     for key, feature in (
         ("parallelism.context_parallel_size", "context parallelism of nanotron's"),
         ("parallelism.expert_parallel_size", "expert parallelism of nanotron's"),
     ):
         keys.refuse(key, feature, 1)
-    data, tensor, pipeline = (keys.count(f"parallelism.{name}") for name in ("dp", "tp", "pp"))
+    data, tensor, pipeline = (keys.count(f"parallelism.{name}", 1) for name in ("dp", "tp", "pp"))
     file.settings["gpus"] = data * tensor * pipeline
     if tensor > 1:
         mode = str(keys.get("parallelism.tp_mode", "ALL_REDUCE")).upper()
@@ -90,7 +90,7 @@ def _read_degrees(keys: NestedKeys) -> None:
     keys.ignore("parallelism.tp_recompute_allgather")
 
 
-def _model(keys: NestedKeys) -> dict[str, Any] | None:
+def _model(keys: FileValues) -> dict[str, Any] | None:
     """The model as transformers has it, or None for one that nanotron's Llama is not."""
     config = keys.table("model.model_config")
     if not config:
@@ -110,8 +110,8 @@ def _model(keys: NestedKeys) -> dict[str, Any] | None:
     }
 
 
-def _split_stages(keys: NestedKeys, model: Mapping[str, Any]) -> None:
-    ranks = keys.count("parallelism.pp")
+def _split_stages(keys: FileValues, model: Mapping[str, Any]) -> None:
+    ranks = keys.count("parallelism.pp", 1)
     if ranks == 1:
         return
     sizes = model["hidden_size"], model["intermediate_size"], model["vocab_size"]

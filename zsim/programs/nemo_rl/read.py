@@ -6,17 +6,16 @@ Read in NeMo-RL 7ea279ab: `utils/config.py` (`load_config_with_inheritance`), `m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
-from zsim.programs.megatron_lm.recipe import read_fields
+from zsim.programs.megatron_lm.recipe import pattern_of_modules, read_fields, recipe_adapters
 from zsim.programs.nemo_rl.keys import DTENSOR, GENERATION, IDLE, KEYS, MEGATRON, VLLM
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.reading import read_text
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
@@ -31,16 +30,23 @@ _OTHER_TRAININGS = {
 _UPDATE = "of the policy, over sequences of the longest length"
 _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
 _ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
+_FP8_FIELDS = ("fp8", "fp8_recipe", "fp8_param")
 _MEGATRON_SECTIONS = ("optimizer", "distributed_data_parallel_config")
+# Of megatron_cfg, with what is simulated in their place.
+_MEGATRON_NOTED = {
+    "use_fused_linear_logprobs": "the loss keeps its logits",
+    "defer_fp32_logits": "logits are fp32 as usual",
+    "mtp_use_repeated_layer": "every prediction has a layer of its own",
+}
 # Of megatron_cfg: of other phases, or without effect on an update.
 _MEGATRON_IDLE = (
     "enabled", "env_vars", "checkpoint", "scheduler", "peft", "fp8_cfg", "model_overrides",
     "activation_checkpointing",
     "empty_unused_memory_level", "force_reconvert_from_hf", "pipeline_dtype", "freeze_moe_router",
     "use_gloo_process_groups",
-    "defer_fp32_logits", "moe_per_layer_logging", "use_fused_linear_logprobs",
+    "moe_per_layer_logging", *_MEGATRON_NOTED,
     "fused_linear_logprobs_chunk_size",
-    "offload_modules", "mtp_loss_scaling_factor", "mtp_use_repeated_layer", "mtp_detach_heads",
+    "offload_modules", "mtp_loss_scaling_factor", "mtp_detach_heads",
     "converter_type",
     "params_dtype", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum",
     "data_parallel_sharding_strategy", "optimizer_offload_fraction", "use_fused_weighted_squared_relu",
@@ -51,7 +57,7 @@ _MEGATRON_IDLE = (
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the policy in NeMo-RL's values by key, of a file called `name` or one with changes."""
     file = TrainingFile(name, program="nemo-rl")
-    keys = NestedKeys(file, resolve_references(_extended(Path(name), data)), KEYS, IDLE)
+    keys = FileValues.nested(file, resolve_references(_extended(Path(name), data)), KEYS, IDLE)
     for section, feature in _OTHER_TRAININGS.items():
         if keys.has(section):
             raise NotSimulatedError(
@@ -80,7 +86,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _leave_rollout(keys, "a step without grpo")
     else:
         file.note(f"one update is simulated, {_UPDATE}")
-    keys.note_unread()
+    keys.finish()
     return file
 
 
@@ -125,7 +131,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def _read_machines(keys: NestedKeys) -> None:
+def _read_machines(keys: FileValues) -> None:
     """The GPUs that train: all, or those that generation leaves."""
     nodes, per_node = keys.count("cluster.num_nodes", 1), keys.count("cluster.gpus_per_node", 8)
     prefix = "policy.generation.colocated"
@@ -141,7 +147,7 @@ def _read_machines(keys: NestedKeys) -> None:
     keys.file.settings |= {"nodes": nodes, "gpus": gpus}
 
 
-def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
+def _read_rollout(keys: FileValues, packs: Sequence[str]) -> None:
     """The whole step of GRPO (nemo_rl/algorithms/grpo.py), with the defaults of grpo_math_1B.yaml."""
     file = keys.file
     engine, stages = keys.get(f"{GENERATION}.backend", "vllm"), keys.get(f"{VLLM}.pipeline_parallel_size", 1)
@@ -201,7 +207,7 @@ def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
     )
 
 
-def _packed_tokens(keys: NestedKeys, name: str) -> int | None:
+def _packed_tokens(keys: FileValues, name: str) -> int | None:
     """Tokens of a packed micro-batch. None where the file leaves them out, as those of full micro-batches."""
     key = f"policy.{name}"
     keys.ignore(key)
@@ -209,7 +215,7 @@ def _packed_tokens(keys: NestedKeys, name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _leave_rollout(keys: NestedKeys, feature: str) -> None:
+def _leave_rollout(keys: FileValues, feature: str) -> None:
     """Leave the update on the GPUs that train."""
     file = keys.file
     skip_rollout(file, f"{feature} is not simulated", _UPDATE)
@@ -219,13 +225,20 @@ def _leave_rollout(keys: NestedKeys, feature: str) -> None:
     file.rollout_gpus = 0
 
 
-def _read_dtensor(keys: NestedKeys) -> None:
+def _read_dtensor(keys: FileValues) -> None:
     """FSDP2 over blocks and the rest, which are reduced in fp32 after every micro-batch."""
     settings = keys.file.settings
     precision = settings["training.precision"]
     settings |= {"strategy.kind": "fsdp2", "strategy.param_dtype": precision, "strategy.reduce_dtype": "fp32"}
     keys.file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
-    keys.refuse(f"{DTENSOR}.expert_parallel_size", "expert parallelism of NeMo-RL's DTensor", 1)
+    if (experts := keys.count(f"{DTENSOR}.expert_parallel_size", 1)) > 1:
+        # Automodel's parallelizer of mixtures (components/moe/parallelizer.py) shards blocks without experts
+        reshards = keys.table(f"{DTENSOR}.moe_parallelizer").get("reshard_after_forward", False)
+        keys.file.defaults["strategy.wrapping"] = "torchtitan"
+        settings |= {"parallelism.expert": experts, "strategy.reshard_after_forward": reshards}
+        backend = keys.table(f"{DTENSOR}.automodel_kwargs.backend")
+        if backend.get("enable_deepep") or backend.get("dispatcher") in ("deepep", "hybridep"):
+            settings["parallelism.dispatcher"] = backend.get("dispatcher", "deepep")
     if keys.get(f"{DTENSOR}.cpu_offload", False):
         settings["strategy.cpu_offload"] = True
     if keys.get(f"{DTENSOR}.activation_checkpointing", False):
@@ -256,7 +269,7 @@ def _read_dtensor(keys: NestedKeys) -> None:
     _read_adapters(keys)
 
 
-def _read_adapters(keys: NestedKeys) -> None:
+def _read_adapters(keys: FileValues) -> None:
     prefix = f"{DTENSOR}.lora_cfg"
     is_on = keys.get(f"{prefix}.enabled", False)
     rank, alpha = keys.get(f"{prefix}.dim", 8), keys.get(f"{prefix}.alpha", 32)
@@ -270,27 +283,18 @@ def _read_adapters(keys: NestedKeys) -> None:
             "training.lora.targets": "all-linear" if matches_all else targets,
         }
     if is_on and excluded:
-        keys.file.settings["training.lora.exclude"] = "|".join(_pattern_of(str(name)) for name in excluded)
+        keys.file.settings["training.lora.exclude"] = pattern_of_modules(excluded)
 
 
-def _pattern_of(name: str) -> str:
-    """The expression of an excluded module: a name is its last one, stars stand for any part of the whole."""
-    expression = re.escape(name).replace(r"\*", ".*")
-    return expression if "*" in name else rf"(.*\.)?{expression}"
-
-
-def _read_megatron(keys: NestedKeys) -> None:
+def _read_megatron(keys: FileValues) -> None:
     """Megatron-Core as NeMo-RL sets it up, by the fields of its configurations."""
     table = keys.table(MEGATRON)
-    if table.get("peft.enabled"):
-        raise NotSimulatedError(
-            f"{keys.file.name}: {MEGATRON}.peft: zsim does not simulate Megatron's adapters of NeMo-RL"
-        )
-    if table.get("fp8_cfg.enabled"):
-        raise NotSimulatedError(
-            f"{keys.file.name}: {MEGATRON}.fp8_cfg: zsim does not simulate fp8 of NeMo-RL's trainer"
-        )
+    for name, words in _MEGATRON_NOTED.items():
+        if table.get(name):
+            keys.file.note(f"{MEGATRON}.{name}: left out, so {words}")
     fields: dict[str, Any] = {}
+    if table.get("fp8_cfg.enabled"):
+        fields |= {name: table[f"fp8_cfg.{name}"] for name in _FP8_FIELDS if f"fp8_cfg.{name}" in table}
     for name, value in table.items():
         section, _, field = name.rpartition(".")
         if section.split(".")[0] in ("", *_MEGATRON_SECTIONS) and field not in (
@@ -307,6 +311,15 @@ def _read_megatron(keys: NestedKeys) -> None:
         fields = {name: value for name, value in fields.items() if not name.startswith("recompute_")}
     if fields.get("expert_model_parallel_size", 1) == 1:  # they are there for dense models too
         fields = {name: value for name, value in fields.items() if not name.startswith(("moe_", "expert_"))}
-    precision = keys.file.settings["training.precision"]
+    if fields.get("overlap_param_gather") and not fields.get("overlap_grad_reduce"):
+        fields["overlap_param_gather"] = False
+        keys.file.note(
+            "overlap_param_gather: without overlap_grad_reduce all weights are one bucket, which forward "
+            "waits for: simulated without it"
+        )
+    precision = keys.file.settings.pop("training.precision")
     clipping = keys.file.settings.pop("training.gradient_clipping")
     read_fields(keys.file, {**fields, "clip_grad": clipping, precision: True})
+    peft = keys.table(f"{MEGATRON}.peft")
+    if peft.get("enabled"):
+        keys.file.settings |= recipe_adapters(keys.file, peft)

@@ -11,7 +11,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.olmo.keys import CHECKPOINTS, IDLE, KEYS
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32"}
@@ -31,7 +31,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     Raises InputError for values that OLMo refuses, NotSimulatedError for what zsim does not simulate.
     """
     file = TrainingFile(name, program="olmo")
-    keys = NestedKeys(file, data, KEYS, IDLE)
+    keys = FileValues.nested(file, data, KEYS, IDLE)
     keys.read("device_train_microbatch_size", "optimizer.name")
     file.global_batch_size = keys.get("global_train_batch_size", 512)
     word = keys.get("precision", "amp_bf16")
@@ -50,11 +50,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_checkpointing(keys)
     _read_sharding(keys)
     _read_model(keys)
-    keys.note_unread()
+    keys.finish()
     return file
 
 
-def _read_checkpointing(keys: NestedKeys) -> None:
+def _read_checkpointing(keys: FileValues) -> None:
     strategy = keys.get("activation_checkpointing")
     if strategy in (None, False):
         return
@@ -70,7 +70,7 @@ def _read_checkpointing(keys: NestedKeys) -> None:
         keys.file.settings["training.checkpoint_every"] = CHECKPOINTS[strategy]
 
 
-def _read_sharding(keys: NestedKeys) -> None:
+def _read_sharding(keys: FileValues) -> None:
     """FSDP reduces after every micro-batch (`train_batch` has no `no_sync` of FSDP's)."""
     file, settings = keys.file, keys.file.settings
     strategy = keys.get("distributed_strategy", "fsdp")
@@ -111,7 +111,7 @@ def _read_sharding(keys: NestedKeys) -> None:
         settings["strategy.replicate"] = replicas
 
 
-def _read_model(keys: NestedKeys) -> None:
+def _read_model(keys: FileValues) -> None:
     """OLMo's blocks, as transformers has them: Llama's, or OLMo 2's with norms behind and on queries and "
     "keys."""
     config = keys.table("model")

@@ -102,7 +102,8 @@ RENAMED = {
 }  # fmt: skip
 # Flags of other phases, or without effect on an update.
 IDLE = (
-    "ckpt", "logger", "eval", "adam", "muon", "ref", "critic", "reward", "vllm", "rollout", "algo", "kl",
+    "ckpt", "logger", "eval", "adam", "muon", "ref", "model.beta", "model.label_smoothing",
+    "model.ipo_enable", "critic", "reward", "vllm", "rollout", "algo", "kl",
     "data", "train", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "learning_rate", "l2", "seed",
     "save_path", "ckpt_path", "save_steps", "logging_steps", "eval_steps", "max_epochs", "max_samples",
     "dataset", "input_key", "output_key", "apply_chat_template", "input_template", "use_wandb", "bf16",

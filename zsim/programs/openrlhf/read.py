@@ -1,7 +1,7 @@
 """OpenRLHF's flags -> the step of its supervised trainer, or the update of PPO's actor, under DeepSpeed.
 
-Read in OpenRLHF 3c3be623: `cli/train_sft.py`, `cli/train_ppo_ray.py`, `utils/deepspeed/deepspeed_utils.py`
-(`get_train_ds_config`), `utils/deepspeed/deepspeed.py`. Flags up to 0.8 are read by their names of today.
+Read in OpenRLHF 3c3be623: `cli/train_sft.py`, `train_dpo.py` and `train_ppo_ray.py`, `utils/deepspeed/`
+(`get_train_ds_config`, `get_ds_eval_config`). Flags up to 0.8 are read by their names of today.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.huggingface.job import read_preferences
 from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
-_SFT, _PPO = "train_sft", "train_ppo_ray"
+_SFT, _DPO, _PPO = "train_sft", "train_dpo", "train_ppo_ray"
 # Estimator of advantages (openrlhf/cli/train_ppo_ray.py) -> the algorithm whose passes it has.
 _ALGORITHMS = {
     "gae": "ppo", "reinforce": "rloo", "rloo": "rloo", "reinforce_baseline": "rloo", "group_norm": "grpo",
@@ -31,14 +32,15 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     Raises InputError for impossible values, NotSimulatedError for other trainers and for what zsim lacks.
     """
     trainer = target.rpartition(".")[2].removesuffix(".py")
-    if not target.removesuffix(".py").endswith((_SFT, _PPO)):
+    if not target.removesuffix(".py").endswith((_SFT, _DPO, _PPO)):
         raise NotSimulatedError(
-            f"{name}: {target}: zsim does not simulate this trainer of OpenRLHF's; expected {_SFT} or {_PPO}"
+            f"{name}: {target}: zsim does not simulate this trainer of OpenRLHF's; expected {_SFT}, {_DPO} "
+            f"or {_PPO}"
         )
     is_old = any(key in values for key in ("micro_train_batch_size", "zero_stage", "pretrain"))
     flags = {RENAMED.get(key, key): value for key, value in values.items()}
     file = TrainingFile(name, program="openrlhf")
-    keys = NestedKeys(file, flags, KEYS, IDLE)
+    keys = FileValues.nested(file, flags, KEYS, IDLE)
     is_ppo = trainer.endswith(_PPO)
     keys.read_model("model.model_name_or_path")
     keys.read(
@@ -61,6 +63,8 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
         raise NotSimulatedError(f"{name}: optim: zsim does not simulate OpenRLHF's Muon")
     _read_zero(keys, precision)
     _read_adapters(keys)
+    if trainer.endswith(_DPO):
+        _read_preferences(keys)
     if is_ppo:
         nodes, per_node = keys.count("actor.num_nodes", 1), keys.count("actor.num_gpus_per_node", 8)
         file.settings |= {"nodes": nodes, "gpus": nodes * per_node}
@@ -69,11 +73,18 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
         _read_rollout(keys, is_packed=is_packed)
     elif is_packed:
         file.note("packing_samples: micro-batches are simulated as full, of sequences of the longest length")
-    keys.note_unread()
+    keys.finish()
     return file
 
 
-def _length(keys: NestedKeys, values: Mapping[str, Any], *, is_ppo: bool) -> int:
+def _read_preferences(keys: FileValues) -> None:
+    """Read DPO, whose reference is an engine of its own, also beside adapters (cli/train_dpo.py)."""
+    keys.refuse("ref.offload", "a reference of OpenRLHF's on the host", False)
+    read_preferences(keys, "DPO", reference="copy")
+    keys.file.global_batch_size = 2 * (keys.file.global_batch_size or 1)
+
+
+def _length(keys: FileValues, values: Mapping[str, Any], *, is_ppo: bool) -> int:
     """The tokens of a sequence at most. Up to 0.8 PPO has one number for prompts and one for responses."""
     old = [values.get(key, 1024) for key in ("prompt_max_len", "generate_max_len")]
     if is_ppo and {"prompt_max_len", "generate_max_len"} & set(values):
@@ -83,7 +94,7 @@ def _length(keys: NestedKeys, values: Mapping[str, Any], *, is_ppo: bool) -> int
     return keys.count("data.max_len", 2048)
 
 
-def _read_rollout(keys: NestedKeys, *, is_packed: bool) -> None:
+def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:
     """The whole step (openrlhf/trainer/ppo_trainer.py): the actor's GPUs, and those of the engines.
 
     A dynamic batch turns packing on (openrlhf/cli/train_ppo_ray.py), without which micro-batches are padded.
@@ -138,7 +149,7 @@ def _read_rollout(keys: NestedKeys, *, is_packed: bool) -> None:
     )
 
 
-def _read_zero(keys: NestedKeys, precision: str) -> None:
+def _read_zero(keys: FileValues, precision: str) -> None:
     """DeepSpeed's configuration, as OpenRLHF makes it."""
     file, stage = keys.file, keys.get("ds.zero_stage", 2)
     zero: dict[str, Any] = {"stage": stage, "offload_param": {"device": "none"}}
@@ -163,7 +174,7 @@ def _read_zero(keys: NestedKeys, precision: str) -> None:
     }
 
 
-def _read_adapters(keys: NestedKeys) -> None:
+def _read_adapters(keys: FileValues) -> None:
     rank, alpha = keys.get("ds.lora.rank", 0), keys.get("ds.lora.alpha", 16)
     targets, is_quantized = (
         keys.get("ds.lora.target_modules", "all-linear"),

@@ -12,6 +12,7 @@ _TRAINER = _PRIME + "trainer.py"
 
 _KEYS = (
     ProgramKey("seq_len", int, "tokens of a sequence, of RL", "training.sequence_length"),
+    ProgramKey("orchestrator.seq_len", int, "tokens of a rollout", "rl.lengths.max_response"),
     ProgramKey("data.seq_len", int, "tokens of a sequence, of SFT", "training.sequence_length"),
     ProgramKey("data.batch_size", int, "sequences of a step, of SFT"),
     ProgramKey(

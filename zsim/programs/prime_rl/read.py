@@ -16,7 +16,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.prime_rl.keys import IDLE, KEYS
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
@@ -31,6 +31,7 @@ _EXPERT_RANKS = 8  # at most, with ep = "auto"
 # Adapters' targets by default, of which these are in no dense model.
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _EXPERT_TARGETS = ("experts", "fc1_latent_proj", "fc2_latent_proj")
+_ATTENTION = {f"flash_attention_{number}": f"flash{number}" for number in (2, 3, 4)}
 _DISTILLATIONS = ("opd", "opsd", "sft")  # packages/prime-rl-configs algorithm.py
 
 
@@ -45,7 +46,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             f"{file.name}: is an orchestrator's, which trains nothing; expected the trainer's file"
         )
     is_sft = not any(table in data for table in _OF_RL) and "batch_size" in (data.get("data") or {})
-    keys = NestedKeys(file, _merge_trainer(data), KEYS, IDLE)
+    keys = FileValues.nested(file, _merge_trainer(data), KEYS, IDLE)
     _refuse_others(keys)
     gpus = _read_machines(keys)
     keys.read_model("model.name")
@@ -59,7 +60,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_rollout(keys)
     elif not is_sft:
         file.note(f"one update is simulated, {_update_of(file)}")
-    keys.note_unread()
+    keys.finish()
     return file
 
 
@@ -71,7 +72,7 @@ def _merge_trainer(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in data.items() if key != "optim"}, "trainer": trainer}
 
 
-def _refuse_others(keys: NestedKeys) -> None:
+def _refuse_others(keys: FileValues) -> None:
     keys.ignore("model")
     keys.refuse(f"{_MODEL}.full_offload", "masters and the update on the host, beside backward")
     keys.refuse(f"{_MODEL}.quantization.type", "fp8 of prime-rl's")
@@ -88,7 +89,7 @@ def _refuse_others(keys: NestedKeys) -> None:
         )
 
 
-def _read_machines(keys: NestedKeys) -> int:
+def _read_machines(keys: FileValues) -> int:
     per_node = keys.count("deployment.gpus_per_node", 8)
     if keys.get("deployment.type") == "multi_node" or keys.has("deployment.num_train_nodes"):
         nodes = keys.count("deployment.num_train_nodes", 2)
@@ -104,7 +105,7 @@ def _read_machines(keys: NestedKeys) -> int:
     return gpus
 
 
-def _read_sharding(keys: NestedKeys, gpus: int) -> None:
+def _read_sharding(keys: FileValues, gpus: int) -> None:
     file, settings = keys.file, keys.file.settings
     settings |= {
         "strategy.kind": "fsdp2", "strategy.param_dtype": "bf16", "training.precision": "bf16",
@@ -137,7 +138,7 @@ def _read_sharding(keys: NestedKeys, gpus: int) -> None:
     _read_experts(keys, gpus // replicas)
 
 
-def _read_experts(keys: NestedKeys, ranks: int) -> None:
+def _read_experts(keys: FileValues, ranks: int) -> None:
     degree, settings = keys.get(f"{_MODEL}.ep", "auto"), keys.file.settings
     if degree == "auto":
         name = keys.file.defaults.get("model")
@@ -153,7 +154,7 @@ def _read_experts(keys: NestedKeys, ranks: int) -> None:
             settings["parallelism.dispatcher"] = "deepep"
 
 
-def _read_recomputation(keys: NestedKeys) -> None:
+def _read_recomputation(keys: FileValues) -> None:
     """See [Note: prime-rl's defaults]. "None" switches a table off."""
     settings = keys.file.settings
     settings["training.compile"] = keys.values.get(f"{_MODEL}.compile") not in ("None", False)
@@ -176,12 +177,20 @@ def _read_recomputation(keys: NestedKeys) -> None:
         settings["training.checkpoint_offload"] = "stream"
 
 
-def _read_batch(keys: NestedKeys, *, is_sft: bool) -> None:
+def _read_batch(keys: FileValues, *, is_sft: bool) -> None:
     file, settings = keys.file, keys.file.settings
     keys.read("data.micro_batch_size")
     chunk = keys.get(f"{_MODEL}.fused_lm_head_token_chunk_size", _CHUNK)
     loss = "prime-rl" if chunk == "disabled" else "prime-rl-chunked"
     settings["training.cross_entropy"] = "eager" if is_sft else loss
+    kernels = keys.get(f"{_MODEL}.attn", "auto")
+    if kernels in _ATTENTION:
+        settings["training.attention"] = _ATTENTION[kernels]
+    elif kernels == "auto":
+        file.note(
+            'attn: "auto" is FlashAttention-3 on Hopper and 4 on Blackwell; torch\'s kernels are simulated '
+            'unless training.attention = "flash3" or "flash4"'
+        )
     if not is_sft and chunk not in ("disabled", _CHUNK):
         file.note(f"the head and the loss are taken to run in chunks of {_CHUNK:,} tokens, not of {chunk}")
     if is_sft:
@@ -202,10 +211,11 @@ def _update_of(file: TrainingFile) -> str:
     return f"of the trainer, over {file.global_batch_size:,} sequences of {length:,} tokens, the longest"
 
 
-def _read_rollout(keys: NestedKeys) -> None:
+def _read_rollout(keys: FileValues) -> None:
     """The whole step, whose engines have GPUs of their own (packages/prime-rl-configs `orchestrator.py`)."""
     file, training_gpus = keys.file, keys.file.settings["gpus"]
-    length, samples = file.settings["training.sequence_length"], keys.count("orchestrator.group_size", 1)
+    length = keys.count("orchestrator.seq_len", keys.get("seq_len", 2048))
+    samples = keys.count("orchestrator.group_size", 1)
     rollouts = file.global_batch_size or _ROLLOUTS
     update = _update_of(file)
     response_cap = keys.get("orchestrator.train.sampling.max_completion_tokens")
@@ -246,7 +256,7 @@ def _read_rollout(keys: NestedKeys) -> None:
     )
 
 
-def _read_optimizer(keys: NestedKeys) -> None:
+def _read_optimizer(keys: FileValues) -> None:
     name = keys.get("trainer.optim.type", "adamw")
     if name not in _OPTIMIZERS:
         raise NotSimulatedError(
@@ -260,7 +270,7 @@ def _read_optimizer(keys: NestedKeys) -> None:
     keys.read("trainer.optim.max_norm")
 
 
-def _read_adapters(keys: NestedKeys) -> None:
+def _read_adapters(keys: FileValues) -> None:
     prefix = f"{_MODEL}.lora"
     if not keys.has(prefix):
         return

@@ -318,6 +318,32 @@ SECTIONS = (*IDLE_SECTIONS, *IDLE_KEYS)
 
 # (model, flavor) -> zsim's preset of the same shape.
 _QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+_SMALL: dict[str, object] = {"hidden_size": 256, "vocab_size": 2048}
+_QWEN3_SMALL = _SMALL | {
+    "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
+# Shapes of its tests' models (torchtitan b5bcd76c models/*/__init__.py `_debugmodel`).
+DEBUG_MODELS: dict[tuple[str, str], dict[str, object]] = {
+    ("llama3", "debugmodel"): {
+        "extends": "llama-3-8b", **_SMALL, "num_hidden_layers": 6, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "intermediate_size": 768,
+    },
+    ("qwen3", "debugmodel"): {"extends": "qwen3-0.6b", **_QWEN3_SMALL, "intermediate_size": 3072},
+    ("qwen3", "debugmodel_non_fused_qkv"): {
+        "extends": "qwen3-0.6b", **_QWEN3_SMALL, "intermediate_size": 3072,
+    },
+    ("qwen3", "debugmodel_moe"): {
+        "extends": "qwen3-30b-a3b", **_QWEN3_SMALL, "moe_intermediate_size": 768, "num_experts": 64,
+    },
+    ("deepseek_v3", "debugmodel"): {
+        "extends": "deepseek-v2-lite", **_SMALL, "num_hidden_layers": 6, "intermediate_size": 1024,
+        "moe_intermediate_size": 256, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    },
+    ("gpt_oss", "debugmodel"): {
+        "extends": "gpt-oss-20b", **_SMALL, "num_hidden_layers": 4, "num_local_experts": 8,
+        "layer_types": 2 * ["sliding_attention", "full_attention"],
+    },
+}  # fmt: skip
 PRESETS = {
     ("llama3", "1B"): "llama-3.2-1b",
     ("llama3", "8B"): "llama-3-8b",

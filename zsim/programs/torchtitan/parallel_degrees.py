@@ -26,7 +26,7 @@ from zsim.programs.torchtitan.keys import (
     TENSOR_DEGREE,
     TENSOR_KEYS,
 )
-from zsim.programs.torchtitan.settings import TitanSettings
+from zsim.specs.formats.file_values import FileValues
 
 _SINGLE = ("1f1b", "gpipe")
 _CSV_CLASSES = {"pipelineschedulesingle": 1, "pipelineschedulemulti": 2, "_pipelinescheduleruntime": 2}
@@ -44,7 +44,7 @@ _LAYER = re.compile(r"layers\.(\d{1,6})")
 _LOCAL = "training.local_batch_size"
 
 
-def read_degrees(settings: TitanSettings) -> None:
+def read_degrees(settings: FileValues) -> None:
     """Write `[parallelism]`, and the micro-batches of a pipeline, into the file's settings.
 
     Raises InputError for what torchtitan refuses, NotSimulatedError for what zsim does not simulate.
@@ -79,7 +79,7 @@ _SETTINGS: Mapping[str, str] = {
 }
 
 
-def _read_tensor(settings: TitanSettings) -> None:
+def _read_tensor(settings: FileValues) -> None:
     keys = ("parallelism.disable_loss_parallel", "parallelism.enable_loss_parallel")
     if settings.get(keys[0], False) or not settings.get(keys[1], True):
         settings.put("parallelism.loss_parallel", False, *keys)
@@ -98,7 +98,7 @@ def _read_tensor(settings: TitanSettings) -> None:
     settings.put("parallelism.async_tensor", True, *keys)
 
 
-def _read_context(settings: TitanSettings) -> None:
+def _read_context(settings: FileValues) -> None:
     settings.read("parallelism.context_parallel_rotate_method")
     key = "parallelism.context_parallel_load_balancer"
     if settings.get(key, "headtail") != "headtail":
@@ -108,14 +108,14 @@ def _read_context(settings: TitanSettings) -> None:
         )
 
 
-def _read_experts(settings: TitanSettings) -> None:
+def _read_experts(settings: FileValues) -> None:
     """Read the ranks of an expert's products, and the library that dispatches tokens
     (`expert_parallel_comm_backend`).
     """
     settings.read(EXPERT_TENSOR_DEGREE, "parallelism.expert_parallel_comm_backend")
 
 
-def _read_pipeline(settings: TitanSettings) -> None:
+def _read_pipeline(settings: FileValues) -> None:
     file, pipeline = settings.file, settings.get(PIPELINE_DEGREE, 1)
     csv = settings.get(SCHEDULE_CSV, "")
     if csv:
@@ -130,7 +130,7 @@ def _read_pipeline(settings: TitanSettings) -> None:
     for key in (FIRST_LESS, LAST_LESS):
         if settings.get(key, 1) < 0:
             raise InputError(f"{file.name}: {key}: found {settings.get(key, 1)}, expected at least 0")
-        settings.read(key)
+        settings.keys[key].read(file, settings.values)  # also 0
     if MODULES in settings.values:
         _read_modules(settings, pipeline)
     elif settings.get(SPLIT_POINTS, []):
@@ -142,7 +142,7 @@ def _read_pipeline(settings: TitanSettings) -> None:
     _read_micro_batches(settings)
 
 
-def _schedule(settings: TitanSettings) -> str:
+def _schedule(settings: FileValues) -> str:
     requested = str(settings.get(SCHEDULE, "1F1B"))
     schedules = {name.lower(): schedule for name, schedule in SCHEDULES.items()}
     if requested.lower() not in schedules:
@@ -153,7 +153,7 @@ def _schedule(settings: TitanSettings) -> str:
     return schedules[requested.lower()]
 
 
-def _read_micro_batches(settings: TitanSettings) -> None:
+def _read_micro_batches(settings: FileValues) -> None:
     """Read the micro-batches of a pipeline.
 
     A local batch is cut into pieces of `pipeline_parallel_microbatch_size`. After 0.3 the file gives the
@@ -184,7 +184,7 @@ def _read_micro_batches(settings: TitanSettings) -> None:
     file.micro_batches_per_pass = count
 
 
-def _read_layers(settings: TitanSettings, pipeline: int, *, is_single: bool) -> None:
+def _read_layers(settings: FileValues, pipeline: int, *, is_single: bool) -> None:
     """Read `pipeline_parallel_layers_per_stage`: enough stages for all layers, those that the ends lack
     included.
     """
@@ -220,7 +220,7 @@ def _nearest_layers_per_stage(total: int, pipeline: int, layers_per_stage: int, 
     return min(fitting, key=lambda number: abs(number - layers_per_stage), default=1)
 
 
-def _read_modules(settings: TitanSettings, pipeline: int) -> None:
+def _read_modules(settings: FileValues, pipeline: int) -> None:
     """Read `module_fqns_per_model_part`: the layers that each stage names."""
     stages = settings.get(MODULES, [])
     if not stages or not all(isinstance(stage, list) for stage in stages):
@@ -231,7 +231,7 @@ def _read_modules(settings: TitanSettings, pipeline: int) -> None:
     _put_stages(settings, MODULES, layers, pipeline)
 
 
-def _read_split_points(settings: TitanSettings, pipeline: int) -> None:
+def _read_split_points(settings: FileValues, pipeline: int) -> None:
     """Read `pipeline_parallel_split_points` (until 0.1): the first layer of every stage but the first."""
     points: list[int] = []
     for point in settings.get(SPLIT_POINTS, []):
@@ -248,12 +248,12 @@ def _read_split_points(settings: TitanSettings, pipeline: int) -> None:
     settings.file.resolve_stages = resolve_stages
 
 
-def _put_stages(settings: TitanSettings, key: str, layers: list[int], pipeline: int) -> None:
+def _put_stages(settings: FileValues, key: str, layers: list[int], pipeline: int) -> None:
     _check_stages(settings, key, len(layers), pipeline)
     settings.file.settings["parallelism.layers_per_stage"] = layers
 
 
-def _check_stages(settings: TitanSettings, key: str, stages: int, pipeline: int) -> None:
+def _check_stages(settings: FileValues, key: str, stages: int, pipeline: int) -> None:
     if stages % pipeline:
         nearest = max(1, round(stages / pipeline)) * pipeline
         raise InputError(

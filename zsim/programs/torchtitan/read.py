@@ -7,6 +7,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.programs.torchtitan.keys import (
     CONTEXT_DEGREE,
+    DEBUG_MODELS,
     IDLE_KEYS,
     IDLE_SECTIONS,
     KEYS,
@@ -17,9 +18,9 @@ from zsim.programs.torchtitan.keys import (
     TENSOR_DEGREE,
 )
 from zsim.programs.torchtitan.parallel_degrees import read_degrees
-from zsim.programs.torchtitan.settings import TitanSettings
 from zsim.programs.torchtitan.text import read_settings
 from zsim.reading import parse_whole_number
+from zsim.specs.formats.file_values import FileValues, SilentKeys
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
 
@@ -47,7 +48,7 @@ def read_torchtitan(config: str) -> TrainingFile:
             file.settings[key] = settings.pop(key)
     _check_keys(file, settings)
     _refuse(file, settings)
-    titan_settings = TitanSettings(file, settings)
+    titan_settings = FileValues(file, settings, KEYS, SilentKeys(), "torchtitan")
     _read_batch(titan_settings)
     _read_precision(titan_settings)
     read_degrees(titan_settings)
@@ -104,7 +105,7 @@ def _refuse(file: TrainingFile, settings: dict[str, Any]) -> None:
             raise NotSimulatedError(f"{file.name}: {key}: zsim does not simulate {feature} yet")
 
 
-def _read_batch(settings: TitanSettings) -> None:
+def _read_batch(settings: FileValues) -> None:
     settings.read("training.local_batch_size", "training.seq_len")
     global_batch_size = settings.get("training.global_batch_size", -1)
     if global_batch_size == 0:
@@ -117,7 +118,7 @@ def _read_batch(settings: TitanSettings) -> None:
     settings.read("training.max_norm")
 
 
-def _read_precision(settings: TitanSettings) -> None:
+def _read_precision(settings: FileValues) -> None:
     converters = settings.get("model.converters", [])
     key = "training.mixed_precision_param"
     precision = settings.choose(key, "bfloat16", {"bfloat16": "bf16", "float32": "fp32"})
@@ -149,7 +150,7 @@ def _read_precision(settings: TitanSettings) -> None:
     settings.put("strategy.reduce_dtype", "fp32", "training.mixed_precision_reduce")
 
 
-def _float8_recipe(settings: TitanSettings, *, gathers_fp8: bool) -> Fp8Recipe:
+def _float8_recipe(settings: FileValues, *, gathers_fp8: bool) -> Fp8Recipe:
     """The recipe of `recipe_name`, which torchtitan refuses beside the gather in fp8."""
     name = settings.get("float8.recipe_name", "") or ""
     if name and gathers_fp8:
@@ -168,7 +169,7 @@ def _float8_recipe(settings: TitanSettings, *, gathers_fp8: bool) -> Fp8Recipe:
     return settings.choose("float8.recipe_name", "tensorwise", names) if name else "torchao-tensorwise"
 
 
-def _mx_recipe(settings: TitanSettings) -> Fp8Recipe:
+def _mx_recipe(settings: FileValues) -> Fp8Recipe:
     """torchao's MXFP8, simulated with Transformer Engine's casts."""
     name = settings.get("mx.recipe_name", "mxfp8_cublas")
     if not name.startswith("mxfp8"):
@@ -179,7 +180,7 @@ def _mx_recipe(settings: TitanSettings) -> Fp8Recipe:
     return "mxfp8"
 
 
-def _read_sharding(settings: TitanSettings, is_new: bool) -> None:
+def _read_sharding(settings: FileValues, is_new: bool) -> None:
     replicate_key, shard_key = (
         "parallelism.data_parallel_replicate_degree",
         "parallelism.data_parallel_shard_degree",
@@ -210,7 +211,7 @@ def _read_sharding(settings: TitanSettings, is_new: bool) -> None:
     settings.read("training.enable_cpu_offload", "parallelism.fsdp_defer_gradient_reduction")
 
 
-def _read_ddp(settings: TitanSettings, replicate: int) -> None:
+def _read_ddp(settings: FileValues, replicate: int) -> None:
     """Before 0.3, replicas without shards are `replicate(bucket_cap_mb=100)` under torch.autocast.
 
     `replicate` moves nothing: with `enable_cpu_offload` the model stays on the CPU, its tokens on the GPU.
@@ -249,7 +250,7 @@ def _read_ddp(settings: TitanSettings, replicate: int) -> None:
             table.pop(key, None)
 
 
-def _read_checkpointing(settings: TitanSettings, is_new: bool) -> None:
+def _read_checkpointing(settings: FileValues, is_new: bool) -> None:
     mode_key, option_key = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
     mode = settings.get(mode_key, "selective")
     if mode == "memory_budget":
@@ -276,7 +277,7 @@ def _read_checkpointing(settings: TitanSettings, is_new: bool) -> None:
         settings.put("training.checkpoint_stops_early", settings.get(key, not is_new), key)
 
 
-def _read_training_options(settings: TitanSettings, is_new: bool) -> None:
+def _read_training_options(settings: FileValues, is_new: bool) -> None:
     if settings.get("training.disable_cuda_graphs", True) is False:
         settings.file.note("CUDA graphs of forward and backward, on where not disabled, are simulated as off")
     enabled, components = (
@@ -298,8 +299,8 @@ def _read_training_options(settings: TitanSettings, is_new: bool) -> None:
     kind = settings.choose(key, "fused" if fused else "foreach", kinds)
     settings.put("training.optimizer_implementation", kind, key, "optimizer.fused")
     flavor = (settings.get("model.name", ""), settings.get("model.flavor", ""))
-    if flavor in PRESETS:
-        settings.file.defaults["model"] = PRESETS[flavor]
+    if model := PRESETS.get(flavor) or DEBUG_MODELS.get(flavor):
+        settings.file.defaults["model"] = model
     elif flavor[0]:
         settings.file.note(f"model {flavor[0]} {flavor[1]}: the experiment's model is simulated")
         settings.file.missing["model"] = f"model {flavor[0]} {flavor[1]}: has no preset; give one (--model)"

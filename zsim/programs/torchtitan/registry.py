@@ -34,6 +34,9 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 _CONVERTERS = {"Float8LinearConverter": "float8", "MXFP8LinearConverter": "mx"}
+# Arguments of `model_registry`: those that are settings elsewhere, and those without effect on a step.
+_MODEL_OPTIONS = {"moe_comm_backend": "parallelism.expert_parallel_comm_backend"}
+_READ_OPTIONS = (CLASS, "0", "flavor", "converters", "attn_backend", *_MODEL_OPTIONS)
 _OTHER_TRAINERS = {
     "Controller.Config": "reinforcement learning of torchtitan's experiments",
     "FluxTrainer.Config": "diffusion models",
@@ -216,6 +219,14 @@ def _model_settings(spec: Any, module: str, where: str) -> Iterator[tuple[str, A
         )
     yield "model.name", module.rpartition(".")[2]
     yield "model.flavor", flavor
+    for option, value in spec.items():
+        if option in _MODEL_OPTIONS and isinstance(value, str):
+            yield _MODEL_OPTIONS[option], value
+        elif option not in _READ_OPTIONS and value not in (None, False, 0, "default", "standard"):
+            shown = value.text if isinstance(value, Unknown) else repr(value)
+            raise NotSimulatedError(
+                f"{where}: model_registry: zsim does not simulate {option} {shown}; expected it left out"
+            )
     converters = spec.get("converters", []) if isinstance(spec, dict) else []
     names: list[str] = []
     for converter in converters if isinstance(converters, list) else [converters]:

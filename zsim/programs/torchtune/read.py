@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_parts_of_phi
+from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
@@ -55,7 +55,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in torchtune's values by key, of a file called `name`."""
     file = TrainingFile(name, program="torchtune")
     values = FileValues(file, dict(flatten(data, ("compile",))), KEYS, SILENT, "torchtune")
-    values.refuse()
+    values.refuse_declared()
     _check_recipe(values, data)
     component = str(values.get("model._component_", ""))
     builder = component.rpartition(".")[2]
@@ -110,7 +110,10 @@ def _read_model(values: FileValues, component: str) -> None:
     stored = locate_model(str(folder), Path(values.file.name).parent) if folder else None
     built = _preset_of(component.rpartition(".")[2])
     if model := built or (None if component else stored):
-        values.file.defaults["model"] = model
+        # its Phi has q, k and v, gate and up apart (torchtune 0.6 models/phi3/_component_builders.py)
+        values.file.defaults["model"] = (
+            {"extends": model, "model_type": "llama"} if model.startswith("phi") else model
+        )
         if stored in model_preset_names() and stored != model:
             values.file.note(
                 f"model._component_ builds {model}, which is simulated, while checkpointer.checkpoint_dir "
@@ -244,8 +247,6 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     targets = [_TARGETS.get(word, word) for word in values.words("model.lora_attn_modules")]
     targets += _MLP if values.flag("model.apply_lora_to_mlp") else ()
     targets += ["lm_head"] if values.flag("model.apply_lora_to_output") else []
-    component = str(values.get("model._component_", ""))
-    refuse_parts_of_phi(values, "model.lora_attn_modules", component, targets, "output_proj")
     settings |= {
         "training.lora.rank": values.count("model.lora_rank") or values.assume("model.lora_rank", 8),
         "training.lora.alpha": values.number("model.lora_alpha", 16.0),

@@ -39,7 +39,7 @@ def read_arguments(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in TrainingArguments by key, of a file or a command line called `name`."""
     file = TrainingFile(name, program="transformers")
     values = FileValues(file, data, KEYS, SILENT_ARGUMENTS, "the Trainer")
-    values.refuse()
+    values.refuse_declared()
     read_model(values, "model_name_or_path", is_quantised=False)
     read_batch(values)
     file.settings["training.precision"] = precision_of(values)

@@ -54,7 +54,7 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     """
     file = TrainingFile(name, program="trl")
     values = FileValues(file, data, KEYS, SILENT, "TRL")
-    values.refuse()
+    values.refuse_declared()
     trainer = trainer or trainer_of(values)
     _refuse_trainer(values, trainer)
     has_rollout = trainer in ROLLOUTS

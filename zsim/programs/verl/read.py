@@ -14,7 +14,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
-from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
@@ -51,7 +51,7 @@ _SFT_IDLE = (
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the actor in verl's values by key, of a file or a command line called `name`."""
     file = TrainingFile(name, program="verl")
-    keys = NestedKeys(file, resolve_references(data), KEYS, IDLE)
+    keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
     file.settings |= {"nodes": keys.count("trainer.nnodes", 1), "gpus": gpus}
     keys.read_model(f"{MODEL}.path")
@@ -80,11 +80,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     ):
         file.settings["training.cross_entropy"] = "verl-entropy"
     _read_rollout(keys, update)
-    keys.note_unread()
+    keys.finish()
     return file
 
 
-def _read_rollout(keys: NestedKeys, update: str) -> None:
+def _read_rollout(keys: FileValues, update: str) -> None:
     """The whole step, whose phases are on all GPUs in turn (verl/trainer/ppo/ray_trainer.py `fit`)."""
     file = keys.file
     estimator = keys.get("algorithm.adv_estimator", "gae")
@@ -142,7 +142,7 @@ def _read_rollout(keys: NestedKeys, update: str) -> None:
     )
 
 
-def _unsimulated(keys: NestedKeys, engine: str, estimator: str) -> str:
+def _unsimulated(keys: FileValues, engine: str, estimator: str) -> str:
     """The part of the step that zsim does not simulate, with its verb. Empty for none."""
     mode = keys.get("trainer.v1.trainer_mode", "sync")
     if mode != "sync":
@@ -158,7 +158,7 @@ def _unsimulated(keys: NestedKeys, engine: str, estimator: str) -> str:
     )
 
 
-def _read_apart(keys: NestedKeys, mini_prompts: int) -> tuple[int, dict[str, Any]]:
+def _read_apart(keys: FileValues, mini_prompts: int) -> tuple[int, dict[str, Any]]:
     """Prompts of a step, and what `[rl]` says of engines on GPUs of their own.
 
     One step off policy the next batch is generated while one trains. In the fully asynchronous loop a step is
@@ -187,7 +187,7 @@ def _read_apart(keys: NestedKeys, mini_prompts: int) -> tuple[int, dict[str, Any
     return syncs * batches * mini_prompts, separate
 
 
-def _dynamic_tokens(keys: NestedKeys) -> int | None:
+def _dynamic_tokens(keys: FileValues) -> int | None:
     """The tokens of a micro-batch that takes as many samples as they hold."""
     if not keys.get(f"{ACTOR}.use_dynamic_bsz", False):
         return None
@@ -195,7 +195,7 @@ def _dynamic_tokens(keys: NestedKeys) -> int | None:
     return tokens * int(keys.file.settings.get("parallelism.context", 1))
 
 
-def _logprob_batch(keys: NestedKeys, tokens: int | None) -> dict[str, int | None]:
+def _logprob_batch(keys: FileValues, tokens: int | None) -> dict[str, int | None]:
     """The micro-batches of old log-probabilities: by tokens as those of updates are, or by samples."""
     limit, size, sum_size = (
         keys.get(f"{ROLLOUT}.log_prob_{name}")
@@ -210,7 +210,7 @@ def _logprob_batch(keys: NestedKeys, tokens: int | None) -> dict[str, int | None
     return {"logprob_micro_batch_size": size}
 
 
-def _read_batch(keys: NestedKeys, gpus: int) -> str:
+def _read_batch(keys: FileValues, gpus: int) -> str:
     """An update takes `ppo_mini_batch_size` prompts with `rollout.n` responses each, cut over the ranks.
 
     Returns of what it is.
@@ -253,7 +253,7 @@ def _model_ranks(file: TrainingFile) -> int:
     return ranks
 
 
-def _read_fsdp(keys: NestedKeys, strategy: str, gpus: int) -> None:
+def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
     """FSDP1 or FSDP2, which reduce after every micro-batch, in fp32, and prefetch as torch does."""
     settings = keys.file.settings
     product_dtype = keys.get(f"{FSDP}.dtype", "bfloat16")
@@ -296,7 +296,7 @@ def _read_fsdp(keys: NestedKeys, strategy: str, gpus: int) -> None:
     _note_offloads(keys, FSDP)
 
 
-def _read_activation_offload(keys: NestedKeys) -> None:
+def _read_activation_offload(keys: FileValues) -> None:
     """Groups of layers' checkpoints, on a stream of their own (utils/activation_offload.py)."""
     if not keys.get(f"{MODEL}.enable_activation_offload", False):
         return
@@ -305,7 +305,7 @@ def _read_activation_offload(keys: NestedKeys) -> None:
     keys.file.settings["training.checkpoint_offload"] = "stream"
 
 
-def _note_offloads(keys: NestedKeys, section: str) -> None:
+def _note_offloads(keys: FileValues, section: str) -> None:
     """Name what verl keeps on the host between the phases, and has on the GPU during an update."""
     offloads = [name for name in _OFFLOADS if keys.values.get(f"{section}.{name}") is True]
     keys.ignore(*(f"{section}.{name}" for name in _OFFLOADS))
@@ -316,7 +316,7 @@ def _note_offloads(keys: NestedKeys, section: str) -> None:
         )
 
 
-def _read_megatron(keys: NestedKeys) -> None:
+def _read_megatron(keys: FileValues) -> None:
     """Megatron-Core as verl sets it up, by the fields of its configurations."""
     fields: dict[str, Any] = dict(_MEGATRON_DEFAULTS)
     keys.ignore(
@@ -342,7 +342,7 @@ def _read_megatron(keys: NestedKeys) -> None:
     read_fields(keys.file, {**fields, "bf16": True})
 
 
-def _check_optimizer(keys: NestedKeys, usual: str) -> None:
+def _check_optimizer(keys: FileValues, usual: str) -> None:
     """Refuse other optimizers than the engine's usual one (workers/config/optimizer.py)."""
     name = keys.get(f"{OPTIM}.optimizer", usual)
     library = keys.get(f"{OPTIM}.optimizer_impl", "torch.optim")
@@ -353,7 +353,7 @@ def _check_optimizer(keys: NestedKeys, usual: str) -> None:
         )
 
 
-def _read_adapters(keys: NestedKeys) -> None:
+def _read_adapters(keys: FileValues) -> None:
     rank, alpha = keys.get(f"{MODEL}.lora_rank", 0), keys.get(f"{MODEL}.lora_alpha", 16)
     targets = keys.get(f"{MODEL}.target_modules", "all-linear")
     if rank > 0:
@@ -368,7 +368,7 @@ def _read_adapters(keys: NestedKeys) -> None:
             _read_frozen_type(keys, f"{FSDP}.model_dtype")
 
 
-def _read_frozen_type(keys: NestedKeys, key: str) -> None:
+def _read_frozen_type(keys: FileValues, key: str) -> None:
     """The type of frozen weights, which are kept as the trained ones are loaded: in fp32 by default."""
     if keys.get(key, "fp32") in ("fp32", "float32", None):
         keys.file.settings["training.frozen_dtype"] = "fp32"
@@ -383,7 +383,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     Raises InputError for values that verl refuses, NotSimulatedError for what zsim does not simulate.
     """
     file = TrainingFile(name, program="verl")
-    keys = NestedKeys(file, resolve_references(data), KEYS, _SFT_IDLE)
+    keys = FileValues.nested(file, resolve_references(data), KEYS, _SFT_IDLE)
     settings = file.settings
     strategy = keys.get("model.strategy", "fsdp2")
     if strategy not in _SFT_KINDS:
@@ -427,5 +427,5 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         if strategy == "fsdp":
             file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
     file.note("every sequence is padded to data.max_length")
-    keys.note_unread()
+    keys.finish()
     return file

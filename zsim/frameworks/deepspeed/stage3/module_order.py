@@ -93,11 +93,13 @@ class HookedModules:
         return self.trailing.get(segment.name, ()) if _recomputes_completely(segment) else ()
 
     def order(self, workload: Workload) -> Iterator[str]:
-        """All modules entered in one forward and backward, in order."""
+        """All modules entered in one forward and its backward, if there is one, in order."""
         yield ROOT
         for segment in workload.segments:
             for call in segment.calls:
                 yield from self.forward.get(call.name, ())
+        if workload.training.forward_only:
+            return
         yield ROOT
         for segment in reversed(workload.segments):
             entered_early: tuple[str, ...] = ()

@@ -97,9 +97,6 @@ class Zero3Schedule(Zero3Gradients):
         the bucket. With ZeRO++ also secondary shards and LoCo's errors.
         """
         shard, config = self.shard_numel, self.config
-        persistent_numel = sum(
-            parameter.padded_numel for parameter in self.trace.parameters if parameter.is_persistent
-        )
         master = DTYPE_BYTES[config.master_weights_dtype]
         moments = sum(
             self._group_numel(group) * DTYPE_BYTES[momentum_dtype(config)]
@@ -107,7 +104,7 @@ class Zero3Schedule(Zero3Gradients):
             else sum(partition_states(self.training, self._group_numel(group), config.optimizer_states_dtype))
             for number, group in enumerate(self.sub_groups)
         )
-        gathered_bytes = persistent_numel * self.param_bytes if self.world_size > 1 else 0
+        gathered_bytes = self.keep_gathered()
         trained_numel = sum(parameter.trained_shard_numel for parameter in self.trace.parameters)
         states = [
             Memory("gradients", trained_numel * DTYPE_BYTES[config.grad_accum_dtype]),
@@ -122,6 +119,11 @@ class Zero3Schedule(Zero3Gradients):
             return [Memory("parameters", shard * self.param_bytes), *states, *buffers, *copies, *errors]
         states = states if self.offload is None else self.offload.resident()
         return [*buffers, *errors, *self.store.resident(), *copies, *states]
+
+    def keep_gathered(self) -> int:
+        """Bytes of the persistent parameters."""
+        parameters = self.trace.parameters if self.world_size > 1 else ()
+        return sum(p.padded_numel for p in parameters if p.is_persistent) * self.param_bytes
 
     @property
     def bucket_bytes(self) -> int:
@@ -232,7 +234,10 @@ class Zero3Schedule(Zero3Gradients):
         micro_batch = builder.micro_batch
         builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
         autograd_holds = (
-            not self.zero.memory_efficient_linear and not is_backward and call.module.has_backward
+            not self.zero.memory_efficient_linear
+            and not is_backward
+            and not self.training.forward_only
+            and call.module.has_backward
         )
         released = self.coordinator.release(self._entered_at.get(unit, self.coordinator.step))
         self.store.release(released)

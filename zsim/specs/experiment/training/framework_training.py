@@ -174,8 +174,10 @@ class FrameworkTraining(Generic[Table, Config]):
                     f"{name} = 1, or strategy {_kinds_with_all_degrees()}"
                 )
 
-    def check_reference(self, where: str, table: Table, config: Config | None) -> None:
-        """Raises NotSimulatedError where forward gathers what it computes with, for a reference's forward."""
+    def check_reference(
+        self, where: str, reference: str, table: Table, config: Config | None, parallelism: ParallelismConfig
+    ) -> None:
+        """Raises NotSimulatedError where zsim does not know the forward of a `reference` (copy or base)."""
         kinds = " or ".join(f"'{kind}'" for kind in kinds_where(lambda training: training.has_references))
         raise NotSimulatedError(
             f"{where}: zsim does not simulate a reference's forward with strategy '{table.kind}' yet; "
@@ -224,6 +226,15 @@ class FrameworkTraining(Generic[Table, Config]):
     def single_expert_notes(self, table: Table) -> list[str]:
         """Notes on routed experts that run one by one."""
         return []
+
+
+def check_whole_layers(where: str, parallelism: ParallelismConfig) -> None:
+    """Raises NotSimulatedError for `where` with model parallelism."""
+    if not parallelism.is_trivial:
+        raise NotSimulatedError(
+            f"{where}: not simulated with model parallelism under this strategy; expected data parallelism "
+            "alone"
+        )
 
 
 def training_of(kind: str) -> FrameworkTraining[Any, Any]:

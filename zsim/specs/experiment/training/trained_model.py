@@ -20,7 +20,9 @@ there. KTO asks both models for mismatched pairs as well (TRL's kto_trainer.py, 
 train/kto/trainer.py), which are three forwards without gradients in place of one. A copy is loaded like the
 model and held by every rank (TRL's `prepare_deepspeed` before stage 3, `accelerator.prepare_model`). With
 adapters the model itself runs without them. The work of the adapters is counted in that pass too, which is
-little.
+little. Under FSDP and ZeRO-3 a copy is sharded and gathered as the model is, by hooks of its own that see no
+backward: what a forward does not reshard stays gathered. Megatron-SWIFT runs the reference first, in the same
+step of each stage, and sends the activations of both models in one tensor.
 
 # [Note: names that match nothing]
 PEFT 0.21.2 stops where nothing at all is adapted, and warns where `exclude_modules` excludes nothing
@@ -238,8 +240,8 @@ def check_reference(
     config: StrategyConfig | None,
     parallelism: ParallelismConfig,
 ) -> None:
-    """Raises InputError for a base without adapters, NotSimulatedError where its forward would gather or
-    send, see [Note: a reference's forward].
+    """Raises InputError for a base without adapters, NotSimulatedError for a forward that zsim does not know,
+    see [Note: a reference's forward].
     """
     if table.reference is None:
         if table.reference_forwards != 1:
@@ -249,11 +251,7 @@ def check_reference(
         return
     if table.reference == "base" and table.lora is None:
         raise InputError(f"{KEY}: found 'base' without training.lora, whose base it is; expected 'copy'")
-    if not parallelism.is_trivial:
-        raise NotSimulatedError(
-            f"{KEY}: not simulated with model parallelism; expected data parallelism alone"
-        )
-    training_of(strategy.kind).check_reference(KEY, strategy, config)
+    training_of(strategy.kind).check_reference(KEY, table.reference, strategy, config, parallelism)
 
 
 def reference_notes(table: TrainingTable) -> list[str]:
