@@ -31,7 +31,7 @@ from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files
-from zsim.specs.formats.toml import experiment_text
+from zsim.specs.formats.toml import experiment_text, experiment_toml
 from zsim.specs.presets import model_preset_names, model_preset_path
 from zsim.study.whole_runs import simulate_run
 from zsim.workflows.rl.job import resolve_rl
@@ -420,7 +420,10 @@ def _is_read_back(experiment: Experiment, result: Result, content: Tables) -> It
 def _read_back(experiment: Experiment) -> Iterator[Experiment]:
     """The experiment after export, whose files are there as long as it is used."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in export_files(resolve(experiment)).files.items():
+        files = {"experiment.toml": experiment_toml(experiment)}
+        if experiment.rl is None:
+            files = export_files(resolve(experiment)).files
+        for name, text in files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         yield load_experiment(Path(folder) / "experiment.toml")
 

@@ -182,6 +182,8 @@ class Workload(Memo):
     """Bytes of the gradient of the residual stream, alive from the head's backward on. Of a tower's stream,
     where that has more.
     """
+    message_bytes: int
+    """Bytes of the residual stream between blocks, which pipeline stages send."""
     fused_head: str = ""
     """The module whose weight the loss uses without calling the module. "" if it is called."""
     logs: MetricLog | None = None
@@ -238,7 +240,7 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> 
             segments.append(deriver.block(name, block, policy, input_bytes))
     segments.append(deriver.segment("after", "after", "", model.after))
     logs = metric_log(model, stream, options)
-    return Workload(model, training, tuple(segments), residual_bytes, head, logs)
+    return Workload(model, training, tuple(segments), residual_bytes, checkpoint, head, logs)
 
 
 def _share_checkpoint(group: Sequence[Segment], output_bytes: int) -> list[Segment]:
