@@ -347,7 +347,7 @@ def _no_negative_number(experiment: Experiment, result: Result, content: Tables)
             yield f"{path} is {number:.6g}"
 
 
-_SIGNED = ("rank", "relative_error", "change")
+_SIGNED = ("rank", "relative_error", "change", "degraded")  # a drawn step may be faster than the mean one
 
 
 def _parts_sum(experiment: Experiment, result: Result, content: Tables) -> Iterator[str]:

@@ -321,7 +321,7 @@ def test_adapters_are_a_remedy_where_there_are_no_degrees() -> None:
 
 def test_what_was_tried_is_what_the_strategy_has() -> None:
     """DDP neither shards nor offloads, and a job with adapters is not told to take them."""
-    data = {"model": "gpt2", "cluster": "dgx-h100", "training": {"lora": {"rank": 8}}}
+    data: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "training": {"lora": {"rank": 8}}}
     ddp = zsim.Experiment(**data, strategy={"kind": "ddp"})
     assert tried_changes(ddp) == ("checkpointing", "another loss", "smaller micro-batches")
     assert "sharding" in tried_changes(zsim.Experiment(**data, strategy={"kind": "fsdp1"}))
