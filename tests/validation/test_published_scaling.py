@@ -1,4 +1,4 @@
-"""Published scaling curves: the same direction for the same reason, and as docs/scaling.md says."""
+"""Published scaling curves: the same direction for the same reason, and as their page says."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from zsim.specs.experiment.load import load_experiment
-from zsim.study.scaling.scaling import Scaling, run_scaling
+from zsim.study.scaling.result import ScalingResult
+from zsim.study.scaling.scaling import run_scaling
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "validation" / "scaling"
 PUBLISHED = list(csv.DictReader((FOLDER / "published.csv").open()))
-DOC = (ROOT / "docs" / "scaling.md").read_text()
+DOC = (ROOT / "validation" / "scaling" / "README.md").read_text()
 
 
-def scaled(curve: str, counts: list[int], folder: Path) -> Scaling:
+def scaled(curve: str, counts: list[int], folder: Path) -> ScalingResult:
     options = next(row["options"] for row in PUBLISHED if row["curve"] == curve).split()
     batch = int(options[options.index("--global-batch") + 1]) if "--global-batch" in options else None
     mode = "fill" if "--fill" in options else "strong"
@@ -33,7 +34,7 @@ def published(curve: str) -> dict[int, float]:
 
 
 def written(curve: str) -> dict[int, tuple[float, float, int]]:
-    """docs/scaling.md's (published, simulated, micro-batch) by count, NaN where nothing is published; a
+    """The page's (published, simulated, micro-batch) by count, NaN where nothing is published; a
     curve's table follows its command."""
     table = DOC.split(f"validation/scaling/{curve}.toml")[1].split("\n\n")[1]
     cells = [re.findall(r"[^|]+", line) for line in table.splitlines()[2:]]

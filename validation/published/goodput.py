@@ -1,5 +1,5 @@
 """Published goodput of runs against zsim's; `python -m validation.published.goodput --update` writes
-docs/goodput.md.
+goodput.md.
 
 Rows of role report in resilience_runs.csv that state what a prediction needs. None of them is used to
 choose a number.
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from zsim.goodput.closed_forms import best_work_seconds
-from zsim.goodput.goodput import simulate_run
+from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile, run_seeds
 from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Saves, Scenario
-from zsim.goodput.simulated_run import SimulatedRun
 from zsim.report.fit import fit_of
 from zsim.specs.experiment.load import change_experiment, load_experiment
+from zsim.study.whole_runs import simulate_run
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "goodput.md"
+PAGE = Path(__file__).parent / "goodput.md"
 LLAMA = Path(__file__).resolve().parent / "runs" / "llama-3-405b.toml"
 _NODE_DAY = 1000 * 86_400.0
 _STEP = 1.0

@@ -36,6 +36,7 @@ from zsim.report.traffic import (
     overlap_fraction,
 )
 from zsim.trace.trace import SimulationStats, Trace
+from zsim.validated.memory import shipped_errors
 from zsim.validated.validation import Validation
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 
@@ -124,16 +125,16 @@ class Report(JobFacts):
     traffic: tuple[TrafficRow, ...]
     sent: tuple[SentRow, ...]
     simulation: SimulationStats
-    notes: tuple[str, ...]
+    notes: Sequence[str] = ()
     """Sentences on the job and on what is assumed of it, those on what was asked first."""
     offload: OffloadSection | None = None
     energy: Energy | None = None
     cost: RunCost | None = None
     critical_path_seconds: Mapping[str, float] | None = None
-    ranks: tuple[RankRow, ...] = ()
+    ranks: Sequence[RankRow] = ()
     jitter: StepSpread | None = None
-    jobs: tuple[JobRow, ...] = ()
-    gpu_types: tuple[GpuTypeRow, ...] = ()
+    jobs: Sequence[JobRow] = ()
+    gpu_types: Sequence[GpuTypeRow] = ()
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None
     """The step with kernels and collectives one after the other, where the overlap is in doubt."""
@@ -177,11 +178,23 @@ class Report(JobFacts):
     @property
     def verdict(self) -> Verdict:
         """Whether the job fits, by its fullest tier and torch's allocator."""
-        features = None if self.validation is None else self.validation.features
-        framework, is_mixture = ("", False) if features is None else (features.framework, features.is_mixture)
+        framework, is_mixture = self._kind_of_job
         row = self.allocator
         is_short = row is not None and bool(row.retries or row.failures)
         return verdict_of(self.load, framework, is_mixture=is_mixture, is_short=is_short)
+
+    @property
+    def peak_bytes_range(self) -> tuple[int, int]:
+        """The interval of 80 % of what the fullest GPU needs, by zsim's errors on published memory."""
+        low, high = shipped_errors(*self._kind_of_job).interval()
+        peak = self.peaks["gpu"].total
+        return round(peak * low), round(peak * high)
+
+    @property
+    def _kind_of_job(self) -> tuple[str, bool]:
+        """The framework, and whether the model is a mixture, as published runs are told apart."""
+        features = None if self.validation is None else self.validation.features
+        return ("", False) if features is None else (features.framework, features.is_mixture)
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -273,6 +286,7 @@ class Report(JobFacts):
             "allocator": None if self.allocator is None else asdict(self.allocator),
             "step_seconds_without_overlap": self.step_seconds_without_overlap,
             **verdict_content(self.verdict),
+            "peak_bytes_range": list(self.peak_bytes_range),
             "model": dict(self.model),
             "moments": [asdict(row) for row in self.moments],
             "parallelism": plain(self.parallelism),
@@ -286,12 +300,11 @@ class Report(JobFacts):
 _NO_MACHINE_USE = MachineUse()
 
 
-def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
-    """The step of `rank`, by default of the first traced rank."""
+def traced_step(trace: Trace) -> TracedStep:
+    """The step of the first traced rank."""
     if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
         raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
-    if rank is None:
-        rank = int(trace.ranks[0]) if len(trace) else 0
+    rank = int(trace.ranks[0]) if len(trace) else 0
     return TracedStep(trace, rank, step_breakdown(trace, rank), overlap_fraction(trace, rank))
 
 
@@ -301,22 +314,12 @@ def make_report(
     simulation: SimulationStats,
     machine_use: MachineUse = _NO_MACHINE_USE,
     *,
-    notes: Sequence[str] = (),
-    allocator: AllocatorRow | None = None,
-    energy: Energy | None = None,
-    cost: RunCost | None = None,
-    critical_path_seconds: Mapping[str, float] | None = None,
-    validation: Validation | None = None,
-    ranks: Sequence[RankRow] = (),
-    jitter: StepSpread | None = None,
-    jobs: Sequence[JobRow] = (),
-    gpu_types: Sequence[GpuTypeRow] = (),
     step_seconds_without_overlap: float | None = None,
     offload_seconds_range: tuple[float, float] | None = None,
     pipeline: PipelineSection | None = None,
 ) -> Report:
     """The report of a step. `step_seconds_without_overlap` and `offload_seconds_range` come from further
-    simulations of the step, where there were any."""
+    simulations of the step, where there were any. What is not in the trace, from `notes` on, is left open."""
     trace, work, breakdown = step.trace, job.work, step.breakdown
     ledger = Ledger.of(trace.memory)
     out_of_memory = first_over_capacity(
@@ -349,18 +352,8 @@ def make_report(
         traffic=tuple(machine_use.traffic),
         sent=tuple(machine_use.sent),
         simulation=simulation,
-        notes=tuple(notes),
         offload=offload,
-        energy=energy,
-        cost=cost,
-        critical_path_seconds=critical_path_seconds,
-        ranks=tuple(ranks),
-        jitter=jitter,
-        jobs=tuple(jobs),
-        gpu_types=tuple(gpu_types),
-        allocator=allocator,
         step_seconds_without_overlap=step_seconds_without_overlap,
-        validation=validation,
         pipeline=pipeline,
     )
 
