@@ -240,7 +240,7 @@ def test_the_verdict_is_one_in_the_terminal_the_file_and_on_the_page(
     assert f'<p class="verdict {fit.tone}"><strong>{fit.label}</strong> {fit.words}</p>' in page
     # the page looks for what would fit beside the answer
     missing = result.report.out_of_memory
-    bare = None if missing is None else replace(missing, least_gpus=None, remedy=None, is_advised=False)
+    bare = None if missing is None else replace(missing, least_gpus=None, remedy=None, tried=())
     fit = fit_of(replace(result.report, out_of_memory=bare))
     shown = answer_words(answer(result.job.experiment))[1]
     assert shown.className == f"verdict {fit.tone}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 import zsim
 from tests.specs.test_towers import QWEN3_VL
 from zsim.cost.flops import tower_flops_per_token
-from zsim.plan.make import plan_basis, stages_of
-from zsim.plan.ops import Collective
+from zsim.plan.make import make_plan, plan_basis, stages_of
+from zsim.plan.ops import Collective, PointToPoint
 from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import Segment, make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.presets import model_preset_path
 
 IMAGES = {"per_sample": 1, "width": 448, "height": 448}
 
@@ -114,6 +116,19 @@ def test_the_first_stage_of_a_pipeline_has_the_tower() -> None:
     stages = stages_of(plan_basis(resolved).model, resolved.parallelism)
     assert [stage.tower is not None for stage in stages] == [True, False]
     assert sum(stage.numel for stage in stages) == resolved.model.numel
+
+
+@pytest.mark.parametrize("kind", ["megatron", "fsdp2", "deepspeed"])
+def test_stages_send_the_language_model_s_stream_and_not_the_tower_s(kind: str) -> None:
+    """17 tokens of 576 features in bf16 go on. The tower has 17 images of 1,024 patches with 768 features."""
+    config = json.loads(model_preset_path("smolvlm-256m").read_text(encoding="utf-8"))
+    config["tie_word_embeddings"] = False
+    stage = {"stage": 0, "config": {"train_micro_batch_size_per_gpu": 1}} if kind == "deepspeed" else {}
+    training = {"sequence_length": 17, "gradient_accumulation_steps": 2, "precision": "bf16"}
+    plan = make_plan(job({"kind": kind, **stage}, None, config, {"pipeline": 2}, **training))
+    works = [op.work for program in plan.programs for op in program.ops]
+    sizes = [work.messages[0].bytes for work in works if isinstance(work, PointToPoint)]
+    assert set(sizes) - {8} == {17 * 576 * 2}
 
 
 def test_flops_of_the_tower_are_those_of_its_rows() -> None:

@@ -174,11 +174,12 @@ def test_notes_and_files_are_listed_last_and_paths_stay_whole(report: Callable[.
 
 def test_states_that_never_fit_are_called_so() -> None:
     """Nothing ran yet: there is no op to blame."""
-    finding = OutOfMemory("start", "gpu", 0, 0.0, 750_000_000, 14_750_000_000, 3 * 10**9, is_advised=True)
+    finding = OutOfMemory("start", "gpu", 0, 0.0, 750_000_000, 14_750_000_000, 3 * 10**9)
+    finding = replace(finding, tried=("sharding", "offloading", "LoRA"))
     assert missing_memory(finding) == (
         "GPU memory: the peak exceeds 3.00 GB by 14.75 GB, and what is held from the start by 750.00 MB. "
-        "None of these makes it fit on these GPUs: sharding, checkpointing, offloading, smaller "
-        "micro-batches, larger degrees of parallelism, LoRA. More GPUs alone, up to 65,536, would not help."
+        "None of these makes it fit on these GPUs: sharding, offloading, LoRA. More GPUs alone, up to "
+        "65,536, would not help."
     )
 
 

@@ -89,3 +89,25 @@ def test_changed_strategies_are_read_back(case: str, tmp_path: Path) -> None:
     data = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "nodes": 1, **STRATEGIES[case]}
     changes = {"training.sequence_length": 512, "model.num_hidden_layers": 4, "cluster.nvme.drives": 2}
     check_read_back(data, changes, tmp_path)
+
+
+def test_quantities_of_every_table_are_read_back(tmp_path: Path) -> None:
+    """A bare number has no unit, and is refused: each key that takes one is written with it."""
+    tables: dict[str, Any] = {
+        "cost": {"node_power": "700 W", "tokens": "1T"},
+        "faults": {"links": {"node0.nic0": {"added_latency": "2 us"}}},
+        "run": {
+            "checkpoint": {"every": "30 min", "blocking": "3 s", "bytes": "4 GB"},
+            "storage": {"write_bandwidth": "1 GB/s", "latency": "2 ms"},
+            "failures": {"repair": "3 h", "causes": {"fan": {"share": 1, "repair": "1 h"}}},
+            "recovery": {"hang_timeout": "30 min"},
+        },
+    }
+    data = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 2, "strategy": {"kind": "fsdp2"}, **tables}
+    experiment = build_experiment(data, {}, origin="test")
+    path = tmp_path / "experiment.toml"
+    path.write_text(export_files(resolve(experiment)).files["experiment.toml"], encoding="utf-8")
+    again = load_experiment(path)
+    assert {name: getattr(again, name) for name in tables} == {
+        name: getattr(experiment, name) for name in tables
+    }

@@ -106,7 +106,7 @@ class Remedy:
 class OutOfMemory:
     """The first op that does not fit, `seconds` into the step (0 where the host issued it ahead of the step):
     `missing_bytes` when it ran, `peak_missing_bytes` at the peak. Where changes that make the job fit have
-    been looked for, it `is_advised`."""
+    been looked for, `tried` names them."""
 
     op: str
     pool: str
@@ -117,7 +117,7 @@ class OutOfMemory:
     capacity_bytes: int
     least_gpus: int | None = None
     remedy: Remedy | None = None
-    is_advised: bool = False
+    tried: tuple[str, ...] = ()
 
 
 START_UP = "start-up"  # the `op` of an OutOfMemory before the first step

@@ -35,10 +35,11 @@ def add_advice(report: Report, experiment: Experiment, simulator: Simulator | No
     shortage = report.out_of_memory
     if shortage is None:
         return report
+    from zsim.study.tune.remedy import tried_changes
+
     num_gpus, remedy = advice(experiment, simulator)
-    return replace(
-        report, out_of_memory=replace(shortage, least_gpus=num_gpus, remedy=remedy, is_advised=True)
-    )
+    tried = tried_changes(experiment)
+    return replace(report, out_of_memory=replace(shortage, least_gpus=num_gpus, remedy=remedy, tried=tried))
 
 
 def advice(experiment: Experiment, simulator: Simulator | None = None) -> tuple[int | None, Remedy | None]:

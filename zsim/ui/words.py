@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zsim.errors import ZsimError
-from zsim.report.views.text.sentences import NO_REMEDY
+from zsim.report.views.text.sentences import NO_CHANGE
 from zsim.ui.answer import Answer, Tier
 from zsim.ui.process.worker import InternalError, Superseded
 from zsim.units import GIGABYTES
@@ -66,7 +66,7 @@ def remedy_buttons(changes: Iterable[str]) -> list[Any]:
         html.Button(words, id={"type": "mend", "number": number}, type="button")
         for number, words in enumerate(changes)
     ]
-    return [html.Span("It fits with "), *buttons] if buttons else [html.Span(f"{NO_REMEDY}.")]
+    return [html.Span("It fits with "), *buttons] if buttons else [html.Span(f"{NO_CHANGE}.")]
 
 
 def change_words(now: float, previous_rate: float | None, *, is_shared: bool) -> str:

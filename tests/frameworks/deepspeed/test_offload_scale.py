@@ -155,3 +155,15 @@ def test_sums_cannot_be_left_out_where_there_are_none_or_they_are_needed(
     }
     with pytest.raises(InputError, match=message):
         resolve(experiment.model_copy(update=changes))
+
+
+def test_tiles_that_make_too_many_parameters_are_refused() -> None:
+    """Tiles of 8 weights make 38,916 parameters of a block of Qwen3-8B, and a plan of hours."""
+    experiment = Experiment(
+        model="qwen3-8b",
+        cluster="dgx-h100",
+        gpus=2,
+        strategy={"kind": "deepspeed", "stage": 3, "tile_numel": 8},
+    )
+    with pytest.raises(InputError, match="38,916 parameters; expected larger tiles, with at most 300"):
+        resolve(experiment)

@@ -24,7 +24,7 @@ from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import format_remedy, missing_memory
 from zsim.specs.experiment.load import build_experiment, change_experiment
 from zsim.study.tune.evaluate import memory_of
-from zsim.study.tune.remedy import remedy_of
+from zsim.study.tune.remedy import remedy_of, tried_changes
 
 Tiny = Callable[..., zsim.Experiment]
 LONG = {"model.n_positions": 4096, "training.sequence_length": 4096}
@@ -317,3 +317,11 @@ def test_adapters_are_a_remedy_where_there_are_no_degrees() -> None:
     experiment, found = remedy("ddp", model="llama-2-13b", gpus=8)
     assert found.overrides["training.lora.rank"] == 16
     assert zsim.simulate(change_experiment(experiment, found.overrides)).report.out_of_memory is None
+
+
+def test_what_was_tried_is_what_the_strategy_has() -> None:
+    """DDP neither shards nor offloads, and a job with adapters is not told to take them."""
+    data: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "training": {"lora": {"rank": 8}}}
+    ddp = zsim.Experiment(**data, strategy={"kind": "ddp"})
+    assert tried_changes(ddp) == ("checkpointing", "another loss", "smaller micro-batches")
+    assert "sharding" in tried_changes(zsim.Experiment(**data, strategy={"kind": "fsdp1"}))

@@ -54,6 +54,8 @@ from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.style import ModelParallelStyle
 
+_MOST_IN_BLOCK = 300  # parameters, of tiles; a thousand in each of 36 blocks take 45 s of a core and more
+
 
 class DeepSpeedResolver(FrameworkResolver[DeepSpeedTable, DeepSpeedConfig]):
     """DeepSpeed, whose JSON has values of the training too and is resolved before it."""
@@ -72,6 +74,14 @@ class DeepSpeedResolver(FrameworkResolver[DeepSpeedTable, DeepSpeedConfig]):
     ) -> ExtendedModel:
         if table.tile_numel is not None:
             model = tile_linears(model, table.tile_numel)
+            most = max(
+                sum(len(module.parameters) for module in block.modules) for block in model.unique_blocks
+            )
+            if most > _MOST_IN_BLOCK:
+                raise InputError(
+                    f"strategy.tile_numel: found {table.tile_numel:,}, with which a block has {most:,} "
+                    f"parameters; expected larger tiles, with at most {_MOST_IN_BLOCK:,} in a block"
+                )
         return ExtendedModel(model, parallelism)
 
     def resolve_file(

@@ -182,8 +182,8 @@ class Workload(Memo):
     """Bytes of the gradient of the residual stream, alive from the head's backward on. Of a tower's stream,
     where that has more.
     """
-    message_bytes: int = 0
-    """Bytes of the residual stream itself, which a stage of a pipeline hands on."""
+    message_bytes: int
+    """Bytes of the residual stream between blocks, which a stage of a pipeline hands on."""
     fused_head: str = ""
     """The module whose weight the loss uses without calling the module. "" if it is called."""
     logs: MetricLog | None = None

@@ -13,6 +13,7 @@ from typing import Any
 from zsim.reading import NULL
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
+from zsim.units import AS_IN_FILES
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
@@ -24,7 +25,7 @@ def experiment_toml(experiment: Experiment, comment: str = "") -> str:
     A captured model is written as the name of its function, for `--allow-code`. A model that was given as a
     module has no name.
     """
-    data = experiment.model_dump(exclude_defaults=True)
+    data = experiment.model_dump(exclude_defaults=True, context=AS_IN_FILES)
     if isinstance(experiment.model, ModelSpec):
         data["model"] = experiment.model.function or None
         comment = f"{comment}\n{_capture_comment(experiment.model)}".strip()

@@ -24,6 +24,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import fits, peak_bytes
 from zsim.report.memory import Remedy
+from zsim.report.views.text.sentences import SHARDING
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import num_experts
 from zsim.specs.model.spec import ModelSpec
@@ -101,6 +102,22 @@ def _accumulation(base: Base, ranks_per_replica: int) -> int | None:
 _MAX_SIMULATED = 3
 _SHARDING = ("stage", "optimizer", "sharding", "reshard")
 AXES = (*_SHARDING, "checkpointing", "cross-entropy", "offload", "micro-batch")
+
+_WORDS = {
+    **dict.fromkeys(_SHARDING, SHARDING),
+    "cross-entropy": "another loss",
+    "offload": "offloading",
+    "micro-batch": "smaller micro-batches",
+}
+
+
+def tried_changes(experiment: Experiment) -> tuple[str, ...]:
+    """What `remedy_of` tries for an experiment, in words."""
+    kind = experiment.strategy.kind
+    words = [_WORDS.get(axis.name, axis.name) for axis in structure_of(kind) if axis.name in AXES]
+    degrees = ["larger degrees of parallelism"] if tuning_of(kind).schedules else []
+    adapters = ["LoRA"] if experiment.training.lora is None else []
+    return tuple(dict.fromkeys([*words, *degrees, *adapters]))
 
 
 def remedy_of(experiment: Experiment, simulator: Simulator | None = None) -> Remedy | None:

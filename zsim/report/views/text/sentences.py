@@ -43,11 +43,10 @@ def format_trust(report: Report) -> str:
     return f"{sentence}.{beyond}"
 
 
+SHARDING = "sharding"  # among the changes that were tried
 NO_GPUS = "More GPUs alone, up to 65,536, would not help"
-NO_REMEDY = (
-    "None of these makes it fit on these GPUs: sharding, checkpointing, offloading, smaller micro-batches, "
-    "larger degrees of parallelism, LoRA"
-)
+NO_REMEDY = "None of these makes it fit on these GPUs"
+NO_CHANGE = "No change that was tried makes it fit on these GPUs"
 
 
 def missing_memory(finding: OutOfMemory, kind: str = "") -> str:
@@ -77,8 +76,12 @@ def missing_memory(finding: OutOfMemory, kind: str = "") -> str:
     remedy = "" if finding.remedy is None else f" {format_remedy(finding.remedy)}"
     if finding.least_gpus is not None:
         return f"{text}. {format_gpus(finding.least_gpus)} would hold all tensors.{remedy}"
-    if finding.pool == "gpu" and finding.is_advised:
-        return f"{text}.{remedy or f' {NO_REMEDY}.'} {NO_GPUS}."
+    if finding.pool == "gpu" and finding.tried:
+        untried = (
+            "" if SHARDING in finding.tried else " Strategies that shard were not tried (strategy.kind)."
+        )
+        remedy = remedy or f" {NO_REMEDY}: {', '.join(finding.tried)}.{untried}"
+        return f"{text}.{remedy} {NO_GPUS}."
     return f"{text}.{remedy}"
 
 
