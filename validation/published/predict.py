@@ -67,8 +67,9 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
 
 
 def is_recomputation_assumed(run: PublishedRun) -> bool:
-    """Whether a stranger's row has recomputation only by its table's assumption (`assumed_fields`). By default
-    frameworks recompute nothing, so that it counts where the run would not fit without."""
+    """Whether a stranger's row has recomputation only by its table's assumption (`assumed_fields`).
+
+    By default frameworks recompute nothing, so that it counts where the run would not fit without."""
     assumed = re.search(r"(?i)recompute\b|ckpt|checkpointing", run.text("assumed_fields"))
     return run.is_strangers and assumed is not None and run.text("status") != "oom"
 
