@@ -15,8 +15,10 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = (
     "CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "traces/README.md",
-    "validation/README.md", "validation/gpu_steps.md", "validation/curves/README.md",
-    "validation/published/README.md",
+    "validation/README.md", "validation/gpu_steps.md", "validation/plan_check.md",
+    "validation/curves/README.md", "validation/curves/errors.md", "validation/kernels/errors.md",
+    "validation/published/README.md", "validation/published/errors.md", "validation/published/checkpoints.md",
+    "validation/published/goodput.md", "validation/published/offload.md", "validation/scaling/README.md",
 )  # fmt: skip
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 log = logging.getLogger("mkdocs.hooks.site")

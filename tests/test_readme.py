@@ -38,11 +38,11 @@ def test_its_accuracy_is_that_of_the_validated_runs() -> None:
     )
 
 
-def test_the_page_on_accuracy_has_the_sources_that_the_check_holds() -> None:
+def test_the_page_of_errors_has_the_sources_that_the_check_holds() -> None:
     """The table is drawn from the pins of the published runs, which `make check-accuracy` holds."""
     content = json.loads((ROOT / "validation" / "baseline.json").read_text())
     pins = content["cases"]["validation/published/training_runs.csv"]
-    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    page = (ROOT / "validation" / "published" / "errors.md").read_text(encoding="utf-8")
     shown = re.search(r"## By source\n\n(.*?)\n\n", page, re.DOTALL)
     assert shown is not None
     assert shown[1].splitlines() == table_lines(pins["sources"], pins["all"])

@@ -285,3 +285,17 @@ def test_flash_attention_2_makes_gradients_of_keys_and_values_for_every_query_he
     assert grouped.backward_extra_bytes(SHAPE, written_out) == grouped.backward_extra_bytes(
         SHAPE, WorkOptions(attention="math")
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_trained", "extra"), [("rms", True, 18), ("gemma_rms", True, 16), ("rms", False, 20)]
+)
+def test_an_upcast_norm_holds_six_fp32_tensors_in_the_gradient_of_its_square(
+    kind: str, is_trained: bool, extra: int
+) -> None:
+    """24 bytes an element, of which it keeps its fp32 input and what its weight multiplies: 6 in 16 bits, 8
+    in fp32, 4 where the weight is frozen. The square's gradient is a power, twice it, and their product, with
+    the gradient by way of the product with the root and that of the mean."""
+    norm = Module("norm", Norm(1024, kind), (Parameter("weight", (1024,), trainable=is_trained),))
+    assert norm.backward_extra_bytes(SHAPE, WorkOptions()) == extra * SHAPE.tokens * 1024
+    assert norm.saved_bytes(SHAPE, WorkOptions()) == (24 - extra) * SHAPE.tokens * 1024

@@ -17,6 +17,8 @@ from zsim.frameworks.megatron.kernels import MEGATRON as UNFUSED
 from zsim.frameworks.megatron.kernels import MEGATRON_FUSED as FUSED
 from zsim.frameworks.torch.parallelism import KEMPNERFORGE, TORCHTITAN
 from zsim.operations import BACKWARD, FORWARD
+from zsim.operations.activation import Activation
+from zsim.operations.experts import Experts
 from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.rearrange import Rearrange
 from zsim.plan.make import make_plan, stages_of
@@ -278,3 +280,32 @@ def test_torchtitan_compiles_around_the_rows_that_it_moves() -> None:
         assert moved[1][0] != moved[1][1]
     assert titan.move("permute", is_compiled=True).forward.rows == 16
     assert TRANSFORMERS_KERNELS.move("permute", is_compiled=True).forward.rows == 6
+
+
+@pytest.mark.parametrize(
+    ("act", "is_gated", "kept"),
+    [("gelu", False, 2), ("gelu", True, 4), ("silu", True, 2), ("relu2", False, 1)],
+)
+def test_scores_that_no_fused_activation_takes_keep_what_they_multiply(
+    act: str, is_gated: bool, kept: int
+) -> None:
+    """Tensors of 14,336 a row, counted with torch's hooks of saved tensors: GELU keeps its input, and the
+    product with the scores GELU's output. A gated GELU keeps gate and up, GELU's output, and the gated
+    product, which the scores multiply. Fused kernels keep their input."""
+    model = load_model("mixtral-8x7b").map_blocks(
+        lambda block: replace(
+            block,
+            modules=tuple(
+                replace(module, op_spec=replace(module.op_spec, act=act, is_gated=is_gated))
+                if isinstance(module.op_spec, Experts)
+                else module
+                for module in block.modules
+            ),
+        )
+    )
+    layer = layer_of(model, UNFUSED)
+    middle = next(module for module in layer if isinstance(module.op_spec, Activation))
+    rows = 2 * SHAPE.tokens
+    options = WorkOptions(compile=True)
+    kept_bytes = middle.op_spec.kept_bytes(middle, SHAPE.seen_by(middle), options)
+    assert kept_bytes == kept * rows * 14336 * 2

@@ -103,6 +103,21 @@ def test_delayed_maxima_are_summed_up_after_every_forward_and_backward() -> None
     assert sent(plan(SHARDED, fp8_recipe="current"), "all_reduce", "amaxes") == []
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2"])
+def test_transformer_engines_layers_send_weights_in_16_bits_under_ddp_and_fsdp(kind: str) -> None:
+    """Its products cast gathered weights (`layer_kernels = "megatron"`), so that gathers and reductions are
+    those of bf16. The maxima of 7 products of 32 layers are summed behind forward, then backward: three
+    tensors, then two, of 4 bytes."""
+    layers: dict[str, Any] = {"layer_kernels": "megatron"}
+    made, plain = plan({"kind": kind}, **layers, fp8_recipe="delayed"), plan({"kind": kind}, **layers)
+    for name in ("all_gather", "reduce_scatter"):
+        assert [work.bytes for work in sent(made, name)] == [work.bytes for work in sent(plain, name)]
+    maxima = [(op.phase, op.work.bytes) for op in made.ops if op.name == "all_reduce amaxes"]  # type: ignore[union-attr]
+    assert maxima == [("forward", 4 * 3 * 224), ("backward", 4 * 2 * 224)]
+    buckets = [work.bytes for work in sent(plain, "all_reduce")]
+    assert sum(buckets) == (4 * (BLOCKS + REST) if kind == "ddp" else 0)
+
+
 def test_maxima_of_a_tensor_parallel_group_alone() -> None:
     split = {"tensor": 4, "sequence_parallel": True}
     made = plan({**SHARDED, "tp_only_amax_red": True}, split, precision="fp8")

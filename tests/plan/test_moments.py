@@ -158,3 +158,25 @@ def test_what_is_read_to_resume_depends_on_the_optimizer() -> None:
     assert sgd[RESUMING].host_bytes == 4 * P
     assert moments({"kind": "fsdp2"})[RESUMING].host_bytes == 12 * P
     assert RESUMING not in moments({"kind": "ddp"}, training={"optimizer": "adamw-8bit"})
+
+
+def test_a_checkpoint_of_adapters_has_no_frozen_weights() -> None:
+    """Rank 8 on the products to queries, keys and values: 12 x 8 x (768 + 3 x 768) elements, in fp32 with two
+    moments, for each of four ranks, or once behind the masters' partition."""
+    lora = {"lora": {"rank": 8, "targets": ["c_attn"]}}
+    adapters = 12 * 8 * (768 + 3 * 768)
+    assert moments({"kind": "ddp"}, training=lora)[RESUMING].host_bytes == 4 * 3 * 4 * adapters
+    resumed = moments(zero(2), training=lora)[RESUMING]
+    assert resumed.host_bytes == 4 * (12 * adapters // 4 + 2 * adapters)
+
+
+def test_a_whole_state_dict_has_4_bit_weights_packed() -> None:
+    """Half a byte for each weight of a product, 2 bytes for what is not quantised and for adapters."""
+    lora = {"rank": 8, "targets": "all-linear", "dtype": "bf16", "quantized": "nf4"}
+    options = {"model": "llama-3-8b", "training": {"lora": lora, "stored_dtype": "bf16"}}
+    held = held_by({"kind": "fsdp1"}, **options)
+    named = dict(held.job.model.named_parameters())
+    packed = sum(parameter.numel for parameter in named.values() if parameter.is_packed)
+    assert packed == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
+    saved = moments({"kind": "fsdp1"}, **options)[UNOFFLOADED_SAVE]
+    assert saved.gpu_bytes == held.gpu_bytes + packed // 2 + 2 * (held.job.model.numel - packed)

@@ -205,6 +205,39 @@ def test_verls_micro_batches_are_by_tokens_or_by_samples(
     assert (table.batching, table.micro_batch_tokens) == (kind, tokens)
 
 
+@pytest.mark.parametrize(
+    ("rollout", "actor", "expected"),
+    [
+        ("log_prob_micro_batch_size_per_gpu: 8", "", (8, None)),
+        ("log_prob_micro_batch_size: 32", "", (4, None)),
+        ("log_prob_max_token_len_per_gpu: 32768", "use_dynamic_bsz: true", (None, 32768)),
+        ("seed: 0", "", (None, None)),
+    ],
+)
+def test_verls_old_log_probabilities_have_micro_batches_of_their_own(
+    tmp_path: Path, rollout: str, actor: str, expected: tuple[int | None, int | None]
+) -> None:
+    """32 samples of all 8 GPUs are 4 of each."""
+    text = VERL.replace("rollout: {", f"rollout: {{{rollout}, ")
+    text = text.replace("    ppo_mini_batch_size: 16\n", f"    ppo_mini_batch_size: 16\n    {actor}\n")
+    table = rollout_of(read(verl(tmp_path, text)))
+    assert (table.logprob_micro_batch_size, table.logprob_micro_batch_tokens) == expected
+
+
+def test_verls_entropy_has_a_gradient_of_its_own(tmp_path: Path) -> None:
+    """A second tensor of 2 bytes a logit beside the gradient of log-probabilities, in micro-batches of 4,096
+    tokens with 128,256 words. None with the fused head, nor without a coefficient."""
+    peaks = []
+    for line in ("entropy_coeff: 0.001", "entropy_coeff: 0"):
+        text = VERL.replace("    strategy: fsdp\n", f"    strategy: fsdp\n    {line}\n")
+        found = read(verl(tmp_path, text), nodes=1)
+        peaks.append(simulate_rl(found).memory["training"].total)
+        assert (found.training.cross_entropy == "verl-entropy") == (not line.endswith(" 0"))
+    assert 0.5 < (peaks[0] - peaks[1]) / (4096 * 128256 * 2) < 1.5
+    fused = VERL.replace("  actor:\n", "  actor:\n    use_fused_kernels: true\n    entropy_coeff: 0.1\n")
+    assert read(verl(tmp_path, fused)).training.cross_entropy == "fused_linear"
+
+
 def test_verl_pads_to_the_cap_where_it_keeps_padding(tmp_path: Path) -> None:
     text = VERL.replace("{path: meta-llama/Llama-3.1-8B}", "{path: x, use_remove_padding: false}")
     assert rollout_of(read(verl(tmp_path, text))).batching == "padded"
@@ -260,6 +293,18 @@ def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) 
     assert table.rollout.gpu_memory_utilization == 0.8
     assert (table.batching, table.micro_batch_tokens) == ("padded", None)
     assert found.training.gradient_accumulation_steps == 16  # 256 over 8 that train, in micro-batches of 2
+
+
+def test_nemo_rls_passes_without_backward_have_micro_batches_of_their_own(tmp_path: Path) -> None:
+    """Four responses, unless the file says otherwise."""
+    assert rollout_of(read(nemo(tmp_path))).logprob_micro_batch_size == 4
+    base = NEMO_BASE.replace("policy:\n", "policy:\n  logprob_batch_size: 2\n")
+    path = tmp_path / "packed.yaml"
+    path.write_text(
+        base.replace("policy:\n", "policy:\n  sequence_packing: {enabled: true, logprob_mb_tokens: 9000}\n")
+    )
+    table = rollout_of(read(str(path)))
+    assert (table.logprob_micro_batch_size, table.logprob_micro_batch_tokens) == (2, 9000)
 
 
 @pytest.mark.parametrize(

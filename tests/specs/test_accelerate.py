@@ -98,7 +98,7 @@ def test_reshard_after_forward_alone_leaves_fsdp1_fully_sharded(tmp_path: Path) 
 
 
 def test_sizes_and_no_wrapping_of_fsdp1(tmp_path: Path) -> None:
-    def wrapping(*lines: str) -> str:
+    def wrapping(*lines: str) -> str | None:
         text = FSDP.format(version=1, more="\n".join(f"  {line}" for line in lines))
         text = text.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "")
         return of_kind(imported(tmp_path, text).strategy, Fsdp1Table).wrapping

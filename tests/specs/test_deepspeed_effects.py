@@ -146,7 +146,10 @@ def test_comments_are_read_past_with_a_note() -> None:
             "offload_optimizer.super_offload",
         ),
         (
-            {"zenflow": {"topk_ratio": 0.1, "update_interval": 4}, "offload_optimizer": {"device": "cpu"}},
+            {
+                "zenflow": {"topk_ratio": 0.1, "update_interval": 4},
+                "offload_optimizer": {"device": "cpu", "ratio": 0.5},
+            },
             "zenflow",
         ),
     ],

@@ -86,6 +86,10 @@ def test_megatrons_own_kernels_are_not_another_engines() -> None:
     ("changes", "message"),
     [
         ({"strategy": {"kind": "deepspeed", "stage": 2, "fetches_one_by_one": True}}, "expected stage 3"),
+        (
+            {"strategy": {"kind": "deepspeed", "stage": 2, "scatters_after_backward": True}},
+            "expected stage 1",
+        ),
         ({"strategy": {"kind": "fsdp2"}, "training": {"autocast": True}}, "expected 'fsdp1'"),
         ({"strategy": {"kind": "megatron"}, "training": {"stored_dtype": "bf16"}}, "expected 'ddp', "),
         (

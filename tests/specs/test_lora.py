@@ -150,9 +150,12 @@ def test_bad_input_is_one_sentence(
         model(strategy, **training)
 
 
+BLOCKS_ALONE = {"wrapping": "huggingface"}
+
+
 def test_fsdp1_does_not_flatten_what_differs() -> None:
-    """fp32 adapters beside bf16 weights need units of their own; so do frozen ones without
-    `use_orig_params`."""
+    """fp32 adapters beside bf16 weights need units of their own, which they are by default; so do frozen ones
+    without `use_orig_params`."""
     from zsim.plan.make import make_plan
 
     def planned(strategy: dict[str, Any], **training: Any) -> Any:
@@ -164,11 +167,11 @@ def test_fsdp1_does_not_flatten_what_differs() -> None:
 
     adapters = {"rank": 8, "targets": ["c_attn"]}
     with pytest.raises(InputError, match="Must flatten tensors with uniform dtype"):
-        planned({}, lora=adapters)
+        planned(BLOCKS_ALONE, lora=adapters)
     with pytest.raises(InputError, match=r"strategy.use_orig_params: found false"):
-        planned({"use_orig_params": False}, lora={**adapters, "dtype": "bf16"})
-    assert planned({}, lora={**adapters, "dtype": "bf16"})
-    assert planned({"wrapping": "peft", "use_orig_params": False}, lora=adapters)
+        planned({**BLOCKS_ALONE, "use_orig_params": False}, lora={**adapters, "dtype": "bf16"})
+    assert planned(BLOCKS_ALONE, lora={**adapters, "dtype": "bf16"})
+    assert planned({"use_orig_params": False}, lora=adapters)
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,14 @@ def test_the_shipped_table_has_rows_of_each_role_and_of_both_outcomes() -> None:
     assert len({found.source for found in runs if found.role == "report" and found.error is not None}) >= 9
     assert all(abs(found.error) < log(4) for found in runs if found.error is not None)
     assert COLUMNS[0] == "row_id"
+
+
+def test_the_interval_is_that_of_the_middle_80_percent() -> None:
+    """Eleven errors of -0.5 to +0.5, all alike: middles at 1/22, 3/22 ..., so that 10 % lies 0.6 of the way
+    from the first to the second, at -0.44."""
+    errors = MemoryErrors(np.linspace(-0.5, 0.5, 11), np.full(11, 1 / 11), 11, 11, 0.5, 0)
+    assert errors.interval() == pytest.approx((exp(-0.44), exp(0.44)))
+
+
+def test_without_errors_there_is_no_interval() -> None:
+    assert MemoryErrors(np.zeros(0), np.zeros(0), 0, 0, 0.5, 0).interval() == (1.0, 1.0)

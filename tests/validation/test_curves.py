@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import pytest
 
-from validation.curves.accuracy import TARGET, band_errors, band_lines, errors_of, row
+from validation.curves.accuracy import ERRORS, TARGET, band_errors, curve_page, network_lines
 from validation.curves.fit import FITS, constants_at, fit, fitted_curves
 from validation.curves.measured import Curve, preset_constants, read_curves
 from zsim.specs.cluster.files import load_cluster
@@ -39,11 +39,9 @@ def test_every_other_size_of_b200s_curve_follows_from_the_rest(curves: list[Curv
 def test_the_errors_written_down_are_todays(curves: list[Curve]) -> None:
     """docs/collectives.md; `python validation/curves/accuracy.py` rewrites it, left-out errors too."""
     text = TARGET.read_text(encoding="utf-8")
-    for line in band_lines(curves):
+    for line in network_lines(curves):
         assert line in text
-    for curve in curves:
-        if curve.role == "fit":
-            assert row(curve.name, errors_of([curve], preset_constants(curve.cluster.name))) in text
+    assert ERRORS.read_text(encoding="utf-8").splitlines() == curve_page(curves)
 
 
 def test_what_is_fitted_is_what_the_presets_have() -> None:

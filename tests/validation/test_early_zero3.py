@@ -11,7 +11,7 @@ import zsim
 from validation.scaling.early_zero3 import PUBLISHED_SECONDS, early_plan, seconds_of
 from zsim.plan.ops import Collective, Kernels, Plan
 
-PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[2] / "validation" / "scaling" / "README.md"
 
 
 def small() -> Plan:

@@ -1,4 +1,4 @@
-"""docs/goodput.md is what its script finds, and Meta's formula is met where it holds."""
+"""validation/published/goodput.md is what its script finds, and Meta's formula is met where it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published scaling curves: the same direction for the same reason, and as docs/scaling.md says."""
+"""Published scaling curves: the same direction for the same reason, and as their page says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zsim.study.scaling.scaling import Scaling, run_scaling
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "validation" / "scaling"
 PUBLISHED = list(csv.DictReader((FOLDER / "published.csv").open()))
-DOC = (ROOT / "docs" / "scaling.md").read_text()
+DOC = (ROOT / "validation" / "scaling" / "README.md").read_text()
 
 
 def scaled(curve: str, counts: list[int], folder: Path) -> Scaling:
@@ -33,7 +33,7 @@ def published(curve: str) -> dict[int, float]:
 
 
 def written(curve: str) -> dict[int, tuple[float, float, int]]:
-    """docs/scaling.md's (published, simulated, micro-batch) by count, NaN where nothing is published; a
+    """The page's (published, simulated, micro-batch) by count, NaN where nothing is published; a
     curve's table follows its command."""
     table = DOC.split(f"validation/scaling/{curve}.toml")[1].split("\n\n")[1]
     cells = [re.findall(r"[^|]+", line) for line in table.splitlines()[2:]]

@@ -1,4 +1,5 @@
-"""zsim's phases, passes and bytes of a sync, against what TRL's trainer calls with an engine that counts."""
+"""zsim's phases, passes and bytes of a sync, against what TRL's trainer calls with an engine that counts, and
+its micro-batches against verl's actor."""
 
 from __future__ import annotations
 
@@ -19,8 +20,13 @@ from validation.rl.call_order import (
     RESPONSE_TOKENS,
     SAMPLES,
     UPDATES,
+    VERL,
+    VERL_LENGTHS,
+    VERL_MINI_BATCH,
+    VERL_TOKENS,
     calls_of,
     in_a_row,
+    verl_calls,
 )
 from zsim.engine.simulator import Simulator
 from zsim.specs.experiment.tables import Experiment
@@ -75,6 +81,34 @@ def test_a_step_has_the_calls_of_the_package(name: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs trl: pip install trl")
 def test_the_package_still_makes_the_calls_of_the_file(name: str) -> None:
     assert [list(row) for row in in_a_row(calls_of(CASES[name]))] == RECORDED[name]
+
+
+def test_micro_batches_by_tokens_are_those_of_verls_actor() -> None:
+    """68 tokens with room for 12 are six micro-batches, though no two samples fit one."""
+    responses = [tokens - PROMPT_TOKENS for tokens in VERL_LENGTHS]
+    lengths = {
+        "prompt": {"law": "constant", "mean": PROMPT_TOKENS}, "response": {"values": responses},
+        "correlation": 0.0, "max_response": max(responses),
+    }  # fmt: skip
+    table = {
+        "framework": "verl", "prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES,
+        "mini_batch_samples": VERL_MINI_BATCH, "micro_batch_tokens": VERL_TOKENS, "reference": "resident",
+        "rollout": {"tensor": 1}, "lengths": lengths,
+    }  # fmt: skip
+    training = {"sequence_length": VERL_TOKENS + 1, "micro_batch_size": 1}
+    asked = Experiment(
+        model=MODEL, cluster="dgx-h100", gpus=1, strategy={"kind": "fsdp2"}, training=training, rl=table
+    )
+    job = resolve_rl(asked, Simulator())
+    whole = [job.whole_pass.micro_batches, job.whole_pass.total_tokens]
+    assert [["old_logprobs", *whole], ["reference", *whole]] == RECORDED[VERL][:2]
+    updates = [["training", job.update.micro_batches], ["update", 1]] * job.updates
+    assert updates == [call[:2] for call in RECORDED[VERL][2:]]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: pip install verl")
+def test_verl_still_makes_the_calls_of_the_file() -> None:
+    assert [list(row) for row in in_a_row(verl_calls())] == RECORDED[VERL]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])

@@ -9,6 +9,7 @@ import pytest
 
 from tests.workflows.test_loop import LENGTHS, colocated, experiment, fixed, looped, resolved, simulator
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.library import Library
 from zsim.specs.strategy.registry import workflow_names
 from zsim.workflows.rl.framework import workflow_of
@@ -208,6 +209,48 @@ def test_samples_go_into_the_first_micro_batch_with_room(replicas: int, max_toke
     assert pack(lengths, replicas, max_tokens).micro_batches == max(map(len, fills))
 
 
+def test_micro_batches_are_filled_as_a_framework_fills_them() -> None:
+    """Samples of 7, 6 and 5 tokens with room for 10: each alone, where NeMo-RL's stages pad all to 7. The 18
+    tokens are two micro-batches of verl's, one of which is longer than 10.
+    """
+    lengths = np.array([6, 7, 5])
+    first, padded, even = (pack(lengths, 1, 10, fill) for fill in ("first-fit", "padded", "even"))
+    assert (first.micro_batches, first.tokens) == (3, 6)
+    assert (padded.micro_batches, padded.tokens, padded.sample_tokens) == (3, 7, 7)
+    assert (even.micro_batches, even.tokens, even.total_tokens) == (2, 9, 18)
+    # 4 and 3 share one, whose 3 grows by the 2 that are missing of 9, which has one of its own.
+    shared = pack(np.array([9, 4, 3]), 1, 9, "padded")
+    assert (shared.micro_batches, shared.tokens) == (2, 9)
+    assert shared.sample_tokens == pytest.approx((81 + 16 + 25) / 18)
+    # A replica with fewer micro-batches, or one beyond the room, runs as much as the others.
+    uneven = pack(np.array([12, 5, 5]), 2, 10, "padded")
+    assert (uneven.micro_batches, uneven.tokens) == (1, 12)
+    assert uneven.sample_tokens == pytest.approx((144 + 25 + 49) / 24)
+
+
+def test_stages_of_nemo_rl_run_padded_micro_batches_and_others_do_not() -> None:
+    def tokens(framework: str, pipeline: int) -> float:
+        asked = experiment(framework=framework)
+        data = {"parallelism.pipeline": pipeline, "strategy.kind": "megatron"}
+        return resolve_rl(change_experiment(asked, data), simulator()).update.tokens
+
+    assert tokens("nemo-rl", 2) > 1.1 * tokens("nemo-rl", 1)
+    assert tokens("slime", 2) == pytest.approx(tokens("slime", 1), rel=0.02)
+
+
+def test_passes_without_backward_have_micro_batches_of_their_own() -> None:
+    job = resolved(logprob_micro_batch_size=4)
+    assert job.whole_pass.micro_batches * 3 < resolved().whole_pass.micro_batches
+    assert job.update == resolved().update
+    assert resolved(logprob_micro_batch_tokens=4 * 2048).whole_pass == job.whole_pass
+    padded = resolved(batching="padded", logprob_micro_batch_size=4)
+    assert (padded.whole_pass.micro_batches, padded.update.micro_batches) == (4, 8)
+    with pytest.raises(
+        InputError, match=r"rl.logprob_micro_batch_tokens: found 9 .* rl.logprob_micro_batch_size"
+    ):
+        resolved(batching="padded", logprob_micro_batch_tokens=9)
+
+
 def test_micro_batches_of_a_number_of_samples_are_padded_or_not() -> None:
     """Two replicas have 5 and 3 samples, 2 to a micro-batch: three, of which padding to their own longest
     makes (4, 8, 5) of both replicas at once, and padding to the cap always two of 10.
@@ -312,3 +355,90 @@ def test_only_what_can_help_is_suggested_where_weights_leave_no_room() -> None:
     large = experiment().model_copy(update={"model": "llama-3.1-70b"})
     with pytest.raises(InputError, match=r"expected more GPUs to a replica \(rl.rollout.tensor\)$"):
         resolve_rl(large, simulator())
+
+
+def test_responses_that_are_aborted_beside_prompts_do_not_go_on() -> None:
+    """Equal lengths end at once, so that the last prompts that start are in an iteration when the batch is
+    complete."""
+    lengths = {"prompt": {"mean": 300}, "response": {"law": "constant", "mean": 150}, "max_response": 400}
+    rollout = {"tensor": 2, "max_num_seqs": 8, "max_num_batched_tokens": 2048, "prefix_caching": False}
+    step = looped(resolved(lengths=lengths, rollout=rollout, over_sampling=1.5))
+    assert step.dropped_tokens > 0
+    assert sum(log.generated_tokens for log in step.logs) == 128 * 150 + step.dropped_tokens
+
+
+def test_prompts_that_were_finished_beyond_the_needed_are_of_the_next_batch() -> None:
+    """Nothing is dropped, so that what is generated is trained on but for what goes on at the end."""
+    lengths = {**LENGTHS, "response": {"law": "constant", "mean": 150}, "max_response": 400}
+    job = resolved(lengths=lengths, over_sampling=1.5, partial_rollout=True)
+    loop = Loop(job, fixed(job))
+    steps = loop.env.run(until=loop.env.process(loop.train(4)))
+    trained = sum(request.generated for step in steps for request in step.requests)  # type: ignore[union-attr]
+    rest = sum(request.generated for group in loop._batches[-1].groups for request in group.requests)
+    assert sum(replica.log.generated_tokens for replica in loop.replicas) == trained + rest
+    assert trained == 4 * 128 * 150
+
+
+def test_a_rollout_drains_while_environments_answer() -> None:
+    """The last response that runs may be one whose environment answers next."""
+    step = looped(
+        resolved(
+            **ASYNC,
+            framework="prime-rl",
+            partial_rollout=False,
+            environment={"turns": 2, "seconds": "0.5 s", "observation_tokens": 40},
+        ),
+        training=0.1,
+        weight_sync=1.0,
+    )
+    assert step.max_staleness <= 1
+
+
+def test_a_sync_beside_training_is_waited_for_only_by_the_next() -> None:
+    """Updates of 5 s hide syncs of 2 s. Those of 1 s hide a part: engines stand still during a sync, so that
+    a step is one and a rollout.
+    """
+    overlapped: dict[str, Any] = {**ASYNC, "sync": {"overlap": True}}
+    short = {"lengths": {**LENGTHS, "max_response": 10, "response": {"law": "constant", "mean": 10}}}
+    hidden = looped(resolved(**overlapped, **short), training=5.0, weight_sync=2.0)
+    assert hidden.exposed_sync == 0.0
+    assert hidden.seconds == pytest.approx(5.0, rel=0.01)
+    partly = looped(resolved(**overlapped, **short), training=1.0, weight_sync=2.0)
+    assert 2.0 < partly.seconds < 2.7
+    plain = looped(resolved(**ASYNC, **short), training=5.0, weight_sync=2.0)
+    assert plain.exposed_sync == 2.0
+    assert plain.seconds == pytest.approx(7.0, rel=0.01)
+    with pytest.raises(InputError, match=r"rl.sync.overlap: found true where every response"):
+        resolved(sync={"overlap": True})
+
+
+def test_nemo_rl_lets_samples_be_older_by_whole_steps() -> None:
+    """Its prompts in flight are a step's, times the age. verl starts a part of the next step's."""
+    with pytest.raises(InputError, match=r"rl.max_staleness: found 0.25, but NeMo-RL lets .* whole steps"):
+        resolved(**ASYNC, max_staleness=0.25)
+    assert resolved(**ASYNC, framework="verl", max_staleness=0.25).max_staleness == 0.25
+
+
+def test_an_environment_takes_as_long_for_a_response_whatever_the_engines() -> None:
+    turns = {"turns": 3, "seconds": "2 s", "sigma": 0.7}
+    loops = [
+        Loop(job, fixed(job))
+        for gpus in (2, 4)
+        for job in [resolved(environment=turns, rollout={"gpus": gpus}, placement="split")]
+    ]
+    for loop in loops:
+        loop.start_samples()
+    first, second = (
+        {number: list(delays) for number, delays in loop._turn_seconds.items()} for loop in loops
+    )
+    assert first == second
+    assert len(first) == 128
+    assert {len(delays) for delays in first.values()} == {2}
+
+
+def test_what_is_exposed_sums_to_the_step_where_rollouts_differ() -> None:
+    """Batches of partial rollouts, each with other lengths and with responses of the one before."""
+    asked = experiment(placement="split", rollout={"gpus": 4}, over_sampling=1.5, partial_rollout=True)
+    result = simulate_rl(asked, simulator())
+    assert result.exposed_seconds["rollout"] == pytest.approx(result.step.rollout)
+    assert sum(result.exposed_seconds.values()) == pytest.approx(result.step.seconds)

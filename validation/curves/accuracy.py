@@ -1,12 +1,15 @@
-"""Writes docs/collectives.md: errors on measured curves, fitted and left out of the fit.
+"""Writes errors on measured curves, fitted and left out of the fit: by network and machine into
+docs/collectives.md, curve by curve into errors.md.
 
 python validation/curves/accuracy.py
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import expm1
 from pathlib import Path
 from statistics import fmean, median
@@ -15,6 +18,7 @@ from validation.curves.fit import FITS, constants_at, fit, fitted_curves
 from validation.curves.measured import ALL_REDUCE, Constants, Curve, preset_constants, read_curves
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "collectives.md"
+ERRORS = Path(__file__).parent / "errors.md"
 MACHINES = {
     "dgx-a100-80gb": "8 A100 (DGX A100)",
     "dgx-h100": "H100 with InfiniBand, 8 to 8,192 GPUs",
@@ -94,50 +98,69 @@ def band_row(what: str, curves: Sequence[Curve]) -> str:
     return f"| {what} | {' | '.join(cells)} |"
 
 
-def band_lines(curves: Sequence[Curve]) -> list[str]:
-    """Errors by band of sizes: by network and role, then curve by curve of `networks.csv`."""
-    head = f" | {' | '.join(BANDS)} |\n|---|{'---:|' * len(BANDS)}"
-    found = [f"| network, role, collectives{head}"]
+def network_lines(curves: Sequence[Curve]) -> list[str]:
+    """Errors by network, role, kind of collective, and band of sizes."""
+    lines = list(_band_head("network, role, collectives"))
     for network in ("EFA", "InfiniBand", "RoCE", "NVLink"):
         for role in ("fit", "held"):
             for title, kinds in KINDS.items():
                 own = [c for c in curves if (c.network, c.role) == (network, role) and c.kind in kinds]
                 if own:
                     what = "fitted" if role == "fit" else "held out"
-                    found.append(band_row(f"{network}, {what}, {title} ({len(own)})", own))
-    found += ["", f"| curve{head}"]
-    small = {curve.name for curve in read_curves(ALL_REDUCE)}
-    for curve in curves:
-        if curve.name not in small or curve.network == "EFA":
-            found.append(band_row(f"{curve.name} ({curve.network}, {curve.role})", [curve]))
-    return found
+                    lines.append(band_row(f"{network}, {what}, {title} ({len(own)})", own))
+    return lines
 
 
-def curve_lines(curves: Sequence[Curve]) -> list[str]:
-    """Lines of all-reduce errors: fitted, and predicted by fits that leave the curve or its source out."""
-    head = "points | median | mean | worst | bias |\n" + "|---|---:|---:|---:|---:|---:|"
-    found = [f"| machine, and what the fit did not see | {head}"]
-    alone: dict[str, Errors] = {}
+def machine_lines(curves: Sequence[Curve]) -> list[str]:
+    """Errors of all-reduces by machine: fitted, and predicted by fits that leave something out."""
+    lines = list(_error_head("machine, and what the fit did not see"))
     for name, title in MACHINES.items():
         own = fitted_curves(name, curves)
-        found.append(row(f"**{title}**, nothing left out", errors_of(own, preset_constants(name))))
-        found.append(row("every other size", without_sizes(name, own)))
+        lines.append(row(f"**{title}**, nothing left out", errors_of(own, preset_constants(name))))
+        lines.append(row("every other size", without_sizes(name, own)))
         if len(own) == 1:
             continue
-        for curve in own:
-            alone[curve.name] = without_curves(name, own, lambda other, out=curve: other is out)  # type: ignore[misc]
-        found.append(row("each curve in turn", [error for curve in own for error in alone[curve.name]]))
-        found.append(row("all above 128 GPUs", without_curves(name, own, lambda curve: curve.gpus > 128)))
+        alone = [error for curve in own for error in without_curves(name, own, partial(operator.is_, curve))]
+        lines.append(row("each curve in turn", alone))
+        lines.append(row("all above 128 GPUs", without_curves(name, own, lambda curve: curve.gpus > 128)))
         for source in ("DGX", "InfiniBand") if name == "dgx-h100" else ("HyperPod", ", p5"):
             errors = without_curves(name, own, lambda curve, source=source: source in curve.name)  # type: ignore[misc]
-            found.append(row(f"all of the source '{source.strip(', ')}'", errors))
-    found += ["", f"| curve | {head}"]
-    for curve in curves:
-        if curve.role == "fit":
-            found.append(row(curve.name, errors_of([curve], preset_constants(curve.cluster.name))))
-        if curve.name in alone:
-            found.append(row("... left out", alone[curve.name]))
-    return found
+            lines.append(row(f"all of the source '{source.strip(', ')}'", errors))
+    return lines
+
+
+def curve_page(curves: Sequence[Curve]) -> list[str]:
+    """errors.md: curve by curve, by band of sizes, and of those that are fitted over all sizes."""
+    small = {curve.name for curve in read_curves(ALL_REDUCE)}
+    shown = [curve for curve in curves if curve.name not in small or curve.network == "EFA"]
+    return [
+        "# Errors of measured curves",
+        "",
+        "Time, simulated over measured less one. Written by `python validation/curves/accuracy.py`;",
+        "[collectives](../../docs/collectives.md) has them by network and machine.",
+        "",
+        "## By message size: bias, then median of absolute errors",
+        "",
+        *_band_head("curve"),
+        *(band_row(f"{curve.name} ({curve.network}, {curve.role})", [curve]) for curve in shown),
+        "",
+        "## Fitted curves, from 64 KiB to 4 GiB",
+        "",
+        *_error_head("curve"),
+        *(
+            row(curve.name, errors_of([curve], preset_constants(curve.cluster.name)))
+            for curve in curves
+            if curve.role == "fit"
+        ),
+    ]
+
+
+def _band_head(what: str) -> tuple[str, str]:
+    return f"| {what} | {' | '.join(BANDS)} |", f"|---|{'---:|' * len(BANDS)}"
+
+
+def _error_head(what: str) -> tuple[str, str]:
+    return f"| {what} | points | median | mean | worst | bias |", "|---|---:|---:|---:|---:|---:|"
 
 
 def write(name: str, lines: Sequence[str]) -> None:
@@ -153,8 +176,9 @@ def write(name: str, lines: Sequence[str]) -> None:
 def main() -> None:
     assert set(MACHINES) <= set(FITS)
     curves = read_curves()
-    write("bands", band_lines(curves))
-    write("curves", curve_lines(curves))
+    write("bands", network_lines(curves))
+    write("curves", machine_lines(curves))
+    ERRORS.write_text("\n".join(curve_page(curves)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

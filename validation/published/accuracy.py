@@ -1,6 +1,6 @@
 """Writes zsim's errors on published runs: the table of validated runs that ships with zsim and the estimates
-from it, docs/accuracy.md with every source and the worst rows and their causes, the lines in README.md, and
-the limits in validation/baseline.json that `zsim check` enforces from then on.
+from it, docs/accuracy.md, errors.md with every source and the worst rows and their causes, the lines in
+README.md, and the limits in validation/baseline.json that `zsim check` enforces from then on.
 
 python validation/published/accuracy.py            # predicts all rows of the checkout first
 python validation/published/accuracy.py --ranges   # only what strangers.csv and open_settings.csv tell: the
@@ -45,6 +45,7 @@ from zsim.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "accuracy.md"
+ERRORS = Path(__file__).parent / "errors.md"
 README = ROOT / "README.md"
 BASELINE = ROOT / "validation" / "baseline.json"
 BLOCK = re.compile(r"(<!-- published runs.*?-->\n).*?(<!-- end of published runs -->)", re.DOTALL)
@@ -136,11 +137,12 @@ def main() -> None:
     runs = write_validated(result)
     judged = leave_one_source_out(runs, tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))["open"])
     by_gpus = errors_by_gpus(result)
-    TARGET.write_text("\n".join(page(result, by_gpus, judged, runs)) + "\n", encoding="utf-8")
+    for path, lines in ((TARGET, page(result, judged, runs)), (ERRORS, errors_page(result, by_gpus))):
+        path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     block = "\n".join(accuracy_lines(judged))
     text = README.read_text(encoding="utf-8")
     README.write_text(BLOCK.sub(lambda match: match[1] + block + "\n" + match[2], text), encoding="utf-8")
-    print(f"wrote {TARGET}, {README}, {BASELINE}, {TABLE}, {ESTIMATES}")
+    print(f"wrote {TARGET}, {ERRORS}, {README}, {BASELINE}, {TABLE}, {ESTIMATES}")
 
 
 def write_ranges() -> None:
@@ -182,28 +184,36 @@ def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
     return runs
 
 
-def page(
-    result: CheckResult,
-    by_gpus: Mapping[int, Sequence[float]],
-    judged: Sequence[JudgedRun],
-    runs: Sequence[ValidatedRun],
-) -> list[str]:
-    """docs/accuracy.md."""
-    lines = [
+def page(result: CheckResult, judged: Sequence[JudgedRun], runs: Sequence[ValidatedRun]) -> list[str]:
+    """docs/accuracy.md: the errors that a user meets."""
+    return [
         "# Accuracy",
         "",
         f"Errors of zsim {__version__} on training runs that others measured and published: predicted over",
-        "measured step time, less one; memory likewise. Rewrite this page with",
-        "`python validation/published/accuracy.py`. What the rows are, and their caveats:",
-        "[validation/published/README.md](../validation/published/README.md).",
-        "",
-        "Mean, median and worst are of absolute errors, bias is the mean signed one.",
+        "measured step time, less one; memory likewise. Mean, median and worst are of absolute errors, bias",
+        "is the mean signed one. Every source, the worst rows and their causes:",
+        "[errors of published runs](../validation/published/errors.md); what the rows are:",
+        "[published runs](../validation/published/README.md). These pages are made by",
+        "`python validation/published/accuracy.py`.",
         "",
         BEGIN,
         *strangers_lines(judged, _judged_experiments(runs)),
         END,
         "",
         *regime_lines(judged, runs),
+        *_by_memory_figure(result),
+        *kernel_section(),
+    ]
+
+
+def errors_page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]]) -> list[str]:
+    """errors.md: the rows of the checkout as studied, by source, and the worst with their causes."""
+    lines = [
+        "# Errors of published runs, as studied",
+        "",
+        "The rows of the checkout, predicted with what was found out of their sources.",
+        "[Accuracy](../../docs/accuracy.md) has the errors to expect of a source that nobody has studied.",
+        "",
         *framework_lines(result.rows),
         "## By source",
         "",
@@ -214,8 +224,7 @@ def page(
         rows = tuple(row for row in result.rows if row.role == role)
         if rows:
             lines += [f"## {title}", "", *markdown_lines(CheckResult(rows, ())), ""]
-    lines += _by_tier(result) + _by_gpus(by_gpus) + _by_memory_figure(result)
-    return lines + _by_cause(result) + kernel_section() + _worst(result)
+    return lines + _by_tier(result) + _by_gpus(by_gpus) + _by_cause(result) + _worst(result)
 
 
 def cause_of(row: RowResult) -> str:
@@ -323,7 +332,7 @@ def _by_gpus(by_gpus: Mapping[int, Sequence[float]]) -> list[str]:
         *lines,
         "",
         "The lines mix models and releases; on 32 GPUs six runs of 125M of December 2022 are 15 to 30 %",
-        "slower than those with half and twice their batch ([caveats](../validation/published/README.md)).",
+        "slower than those with half and twice their batch ([caveats](README.md)).",
         "",
     ]
 

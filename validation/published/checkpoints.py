@@ -1,4 +1,4 @@
-"""Published saves and loads against zsim, into docs/checkpoints.md.
+"""Published saves and loads against zsim, into checkpoints.md.
 
 python -m validation.published.checkpoints            prints the page
 python -m validation.published.checkpoints --update   writes it
@@ -27,7 +27,7 @@ from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
 from zsim.specs.experiment.tables import Experiment
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "checkpoints.md"
+PAGE = FOLDER / "checkpoints.md"
 FACTOR = 2.0  # that a prediction may be off by
 _OWN_KEYS = ("what", "bound", "storage", "checkpoint")
 _NO_STEP = OverlappedStep(1.0, 0.0, 1.0, 0)  # a save that blocks has none beside it

@@ -1,5 +1,5 @@
 """Published goodput of runs against zsim's; `python -m validation.published.goodput --update` writes
-docs/goodput.md.
+goodput.md.
 
 Rows of role report in resilience_runs.csv that state what a prediction needs. None of them is used to
 choose a number.
@@ -22,7 +22,7 @@ from zsim.report.fit import fit_of
 from zsim.specs.experiment.load import change_experiment, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "goodput.md"
+PAGE = Path(__file__).parent / "goodput.md"
 LLAMA = Path(__file__).resolve().parent / "runs" / "llama-3-405b.toml"
 _NODE_DAY = 1000 * 86_400.0
 _STEP = 1.0

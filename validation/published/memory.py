@@ -1,6 +1,7 @@
 """Published memory: rewrites the table that verdicts rest on (zsim/presets/validated_memory.csv), and prints
-how often each word was right and how often jobs ran that were given a probability, each source judged by the
-others.
+how often each word was right, how often jobs ran that were given a probability, and how many figures lie in
+their range of 80 %, each source judged by the others. Rows are predicted as a stranger would write them,
+without what was found out of their sources.
 
 python validation/published/memory.py                    # the checkout's own rows
 python validation/published/memory.py RUNS.csv ...       # and those of other tables, or of experiments with
@@ -14,9 +15,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from math import log
+from math import exp, log
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from validation.published.memory_table import format_memory_table
@@ -30,8 +33,10 @@ from zsim.report.report import Report
 from zsim.specs.experiment.load import change_experiment
 from zsim.study.measured.results import RowResult
 from zsim.validated.memory import (
+    LEAST_LOAD,
     RAN,
     RAN_OUT,
+    REPORT_ROLE,
     TABLE,
     MemoryRun,
     Outcome,
@@ -74,7 +79,7 @@ def rows_of(paths: Iterable[Path]) -> Iterator[MemoryRun]:
         if path not in shipped_tables():
             runs = [run for run in runs if run.row_id not in own]
         for run in runs:
-            made = _of_result(run, predict_row(run))
+            made = _of_result(run, predict_row(replace(run, is_strangers=True)))
             if made is not None:
                 yield made
 
@@ -150,14 +155,48 @@ def _of_report(row: dict[str, Any], measured: dict[str, int], report: Report) ->
 
 def judged(runs: Sequence[MemoryRun]) -> list[tuple[MemoryRun, Verdict]]:
     """Every run whose outcome was published, with the verdict on it by the runs of other sources."""
-    others = {
-        source: [run for run in runs if run.source != source] for source in {run.source for run in runs}
-    }
+    others = _other_sources(runs)
     return [
         (run, verdict_of(run.load, run.framework, is_short=run.runs_short, errors=_errors(run, others)))
         for run in runs
         if run.outcome
     ]
+
+
+def _range_lines(runs: Sequence[MemoryRun]) -> Iterator[str]:
+    """The errors of figures to which nothing is fitted, and how many lie in their range, by what the range is
+    made from: jobs that use at least a quarter of their GPU."""
+    figures = [
+        run for run in runs if run.role == REPORT_ROLE and run.error is not None and run.load >= LEAST_LOAD
+    ]
+    others = _other_sources(figures)
+    yield "| figures | rows | sources | error, rows | sources | in their range, rows | sources | its half |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    for title, is_shown in (
+        ("dense", lambda run: not run.is_mixture),
+        ("mixtures of experts", lambda run: run.is_mixture),
+        ("all", lambda run: True),
+    ):
+        by_source: dict[str, list[tuple[float, bool, float]]] = {}
+        for run in filter(is_shown, figures):
+            low, high = _errors(run, others).interval()
+            need = exp(run.error or 0.0)
+            found = abs(1 / need - 1), low <= need <= high, (high - low) / 2
+            by_source.setdefault(run.source, []).append(found)
+        rows = [row for found in by_source.values() for row in found]
+        means = [[fmean(values) for values in zip(*found, strict=True)] for found in by_source.values()]
+        (error, inside, half), (error_of_sources, inside_of_sources, _) = (
+            [fmean(values) for values in zip(*table, strict=True)] for table in (rows, means)
+        )
+        yield (
+            f"| {title} | {len(rows)} | {len(means)} | {error:.1%} | {error_of_sources:.1%} | {inside:.0%} | "
+            f"{inside_of_sources:.0%} | {half:.0%} |"
+        )
+
+
+def _other_sources(runs: Sequence[MemoryRun]) -> dict[str, list[MemoryRun]]:
+    """By source the runs of all others."""
+    return {source: [run for run in runs if run.source != source] for source in {run.source for run in runs}}
 
 
 def _errors(run: MemoryRun, others: dict[str, list[MemoryRun]]) -> Any:
@@ -192,6 +231,8 @@ def calibration_lines(runs: Sequence[MemoryRun]) -> list[str]:
             lines.append(f"| {low:.0%} to {high:.0%} | {len(inside)} | {given:.0%} | {ran:.0%} |")
     return [
         *lines,
+        "",
+        *_range_lines(runs),
         "",
         f"Brier score {brier(found):.3f}; of a plain yes or no at the limit {plain_brier(found):.3f}; "
         f"near the limit {brier(near):.3f} and {plain_brier(near):.3f}",

@@ -1,4 +1,4 @@
-"""Writes docs/offload.md: how well zsim predicts published runs that offload, and published CPU optimizers.
+"""Writes offload.md: how well zsim predicts published runs that offload, and published CPU optimizers.
 
 python validation/published/offload.py
 """
@@ -16,7 +16,7 @@ from validation.published.strategy import is_offloaded
 from validation.published.table import read_runs
 from zsim.study.measured.results import RowResult
 
-TARGET = Path(__file__).resolve().parents[2] / "docs" / "offload.md"
+TARGET = Path(__file__).parent / "offload.md"
 
 FITS = """\
 The CPU's rate and FlashAttention-3's backward on H200, the CPU's rate, FlashAttention-4 and the

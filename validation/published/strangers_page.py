@@ -14,6 +14,7 @@ from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun
 
 NUM_CAUSES = 10
+NUM_NAMES = 5  # of what was found out, in a line of the causes
 _STUDIED = 6  # the column of errors as studied
 GROUPS: Mapping[str, Callable[[Features], bool] | None] = {
     "**all**": None,
@@ -53,7 +54,7 @@ def strangers_lines(judged: Sequence[JudgedRun], experiments: Sequence[JudgedRun
         f"## The {NUM_CAUSES} largest causes that remain",
         "",
         "The sources with the largest errors as a stranger, and what was found out of them that a stranger",
-        "does not say; without any, why it is so is not known or stands below.",
+        "does not say. Causes by row: [errors of published runs](../validation/published/errors.md).",
         "",
         *_cause_lines(judged),
         "",
@@ -143,11 +144,19 @@ def _cause_lines(judged: Sequence[JudgedRun]) -> list[str]:
                 f"{errors[source]:.1%}",
                 f"{fmean(expm1(-run.error_for_others) for run in own):+.1%}",
                 f"{fmean(abs(expm1(-run.error)) for run in own):.1%}",
-                ", ".join(found_out(source)) or "nothing was found out",
+                _first_names(found_out(source)),
             )
         )
     columns = named_columns("source", "rows", "as a stranger", "bias", "as studied", "what was found out")
     return markdown(columns, cells)
+
+
+def _first_names(names: Sequence[str]) -> str:
+    """The first few of the names, and how many more there are."""
+    if not names:
+        return "nothing"
+    hidden = len(names) - NUM_NAMES
+    return ", ".join(names[:NUM_NAMES]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def found_out(source: str) -> list[str]:

@@ -1,11 +1,13 @@
-"""What TRL's GRPOTrainer really calls over a rollout, with an engine that only counts.
+"""What trainers of reinforcement learning really call over a rollout, with an engine that only counts.
 
-python -m validation.rl.call_order --out validation/rl/call_orders.json         needs trl (pip install trl)
+python -m validation.rl.call_order --out validation/rl/call_orders.json  needs trl or verl (pip install trl)
 
-A tiny Llama learns on the CPU for two rollouts, and the calls from the second one's weight sync on are
-written down: vLLM's class and client are replaced by counters, everything else is the package's own code.
-`tests/workflows/test_call_order.py` holds zsim's phases, passes and bytes to the file where the package is
-not installed.
+A tiny Llama learns on the CPU. TRL's GRPOTrainer runs two rollouts, of which the calls from the second one's
+weight sync on are written down: vLLM's class and client are replaced by counters, everything else is the
+package's own code. verl's actor and reference get samples of given lengths with `use_dynamic_bsz`, and their
+micro-batches are written down (Ray, which they do not call, is a stand-in where it is missing). What is
+installed replaces its part of the file. `tests/workflows/test_call_order.py` holds zsim's phases, passes and
+bytes to the file where the packages are not installed.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from validation.provenance import provenance
@@ -30,6 +33,7 @@ MODEL = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
+RECORDED = Path(__file__).parent / "call_orders.json"
 PROMPTS, SAMPLES, MICRO_BATCH, UPDATES = 2, 4, 2, 2
 PROMPT_TOKENS, RESPONSE_TOKENS = 3, 7
 CASES: Mapping[str, Mapping[str, Any]] = {
@@ -37,6 +41,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "colocated, engine asleep": {"vllm_mode": "colocate", "beta": 0.04, "vllm_enable_sleep_mode": True},
     "split, no reference": {"vllm_mode": "server", "beta": 0.0},
 }
+VERL = "verl, dynamic batches"
+VERL_LENGTHS = (10, 8, 9, 7, 10, 7, 8, 9)
+"""Tokens of verl's samples, any two of which are more than `VERL_TOKENS`."""
+VERL_TOKENS, VERL_MINI_BATCH = 12, 4
 Call = tuple[str, int]
 """What is called, and how much: bytes of a tensor, prompts, tokens of a micro-batch, or 0."""
 
@@ -131,14 +139,85 @@ def calls_of(settings: Mapping[str, Any]) -> list[Call]:
     return calls[begin:]
 
 
-def _count(calls: list[Call], name: str, model: Any, has_gradients: Any) -> None:
-    """Write down the micro-batches of a model."""
+def _count(calls: list[Call], name: str, model: Any, has_gradients: Any, counted: str = "input_ids") -> None:
+    """Write down the micro-batches of a model, with the tokens of what is `counted`."""
 
     def before(_: Any, __: Any, values: Mapping[str, Any]) -> None:
         phase = "training" if has_gradients() else "old_logprobs" if name == "policy" else name
-        calls.append((phase, values["input_ids"].numel()))
+        tokens = values[counted]
+        calls.append((phase, tokens.numel() if counted == "input_ids" else int(tokens.sum())))
 
     model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def verl_calls() -> list[Call]:
+    """The micro-batches of verl's actor and reference over a rollout, with their tokens without padding."""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29581"}
+    missing = [name for name in _VERL_UNUSED if importlib.util.find_spec(name.partition(".")[0]) is None]
+    sys.modules |= {name: _StandIn(name) for name in missing}
+    import torch
+    import transformers
+
+    if not hasattr(transformers, "AutoModelForVision2Seq"):  # of transformers 5
+        transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    from verl import DataProto
+    from verl.workers.actor.dp_actor import DataParallelPPOActor
+    from verl.workers.config import FSDPActorConfig
+
+    calls: list[Call] = []
+    settings = {
+        "strategy": "fsdp", "rollout_n": SAMPLES, "ppo_mini_batch_size": VERL_MINI_BATCH,
+        "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": VERL_TOKENS, "use_torch_compile": False,
+        "use_kl_loss": True, "kl_loss_coef": 0.1,
+    }  # fmt: skip
+    workers = {}
+    for name in ("policy", "reference"):
+        config = transformers.AutoConfig.for_model(**MODEL)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: calls.append(("update", 0)))
+        _count(calls, name, model, torch.is_grad_enabled, "attention_mask")
+        workers[name] = DataParallelPPOActor(FSDPActorConfig(**settings), model, optimizer)
+    answers = VERL_TOKENS - PROMPT_TOKENS
+    mask = torch.zeros(len(VERL_LENGTHS), VERL_TOKENS, dtype=torch.long)
+    for row, tokens in zip(mask, VERL_LENGTHS, strict=True):
+        row[:tokens] = 1
+    ids, ones = torch.full_like(mask, 3), torch.ones(len(VERL_LENGTHS), answers)
+    data = DataProto.from_dict(tensors={
+        "input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clip(0),
+        "responses": ids[:, PROMPT_TOKENS:], "response_mask": mask[:, PROMPT_TOKENS:], "advantages": ones,
+    })  # fmt: skip
+    data.meta_info |= {
+        "micro_batch_size": MICRO_BATCH, "temperature": 1.0, "use_dynamic_bsz": True,
+        "max_token_len": VERL_TOKENS, "multi_turn": False,
+    }  # fmt: skip
+    for name, worker in workers.items():
+        logprobs, _ = worker.compute_log_prob(data, calculate_entropy=name == "policy")
+        data.batch["old_log_probs" if name == "policy" else "ref_log_prob"] = logprobs
+    workers["policy"].update_policy(data)
+    torch.distributed.destroy_process_group()
+    return calls
+
+
+_VERL_UNUSED = (
+    "ray", "ray.actor", "ray.util", "ray.util.placement_group", "ray.util.scheduling_strategies",
+    "ray.experimental", "ray.experimental.state", "ray.experimental.state.api", "torchdata",
+    "torchdata.stateful_dataloader",
+)  # fmt: skip
+"""What verl's modules import and the actor does not call."""
+
+
+class _StandIn(ModuleType):
+    """A module of whatever names, whose decorators do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _StandIn(f"{self.__name__}.{name}")
+
+    def __call__(self, *arguments: Any, **_: Any) -> Any:
+        return arguments[0] if arguments else lambda decorated: decorated
 
 
 def in_a_row(calls: Iterable[Call]) -> list[tuple[str, int, int]]:
@@ -151,12 +230,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m validation.rl.call_order", description=__doc__)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the calls there")
     options = parser.parse_args(words)
-    if importlib.util.find_spec("trl") is None:
-        print("SKIPPED: TRL is not installed (pip install trl)", file=sys.stderr)
+    installed = [name for name in ("trl", "verl") if importlib.util.find_spec(name) is not None]
+    if not installed:
+        print("SKIPPED: neither TRL nor verl is installed (pip install trl)", file=sys.stderr)
         return 3
-    found = {name: in_a_row(calls_of(settings)) for name, settings in CASES.items()}
-    origin = provenance("python -m validation.rl.call_order", trl=importlib.metadata.version("trl"))
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(calls)}" for name, calls in found.items())
+    recorded = json.loads(RECORDED.read_text())
+    calls, origin = recorded["calls"], recorded["provenance"]
+    for name in installed:
+        cases = (
+            {case: partial(calls_of, CASES[case]) for case in CASES} if name == "trl" else {VERL: verl_calls}
+        )
+        calls |= {case: in_a_row(run()) for case, run in cases.items()}
+        origin |= provenance("python -m validation.rl.call_order")
+        origin[name] = importlib.metadata.version(name)
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(rows)}" for name, rows in calls.items())
     text = f'{{"provenance": {json.dumps(origin)},\n "calls": {{\n{rows}\n}}}}\n'
     if options.out:
         options.out.write_text(text)

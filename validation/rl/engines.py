@@ -20,6 +20,10 @@ from zsim.workflows.rollout.serving import ServingResult, serve
 
 _REQUESTS = 600  # of a run that does not say how many, and of open arrivals
 _MAX_REQUESTS = 3000
+_SHARED_PROMPTS = 44
+"""Prompts of the workloads with shared prefixes, which come again and again: 11 system prompts of 100 tokens
+with 4 users' questions of 466 each (inference-sim/sim-to-real-accuracy-validation, the profile in the tests
+of its `experiment.ground_truth`)."""
 _CONTEXT = 1400  # tokens of a sequence where nothing is said
 
 
@@ -119,10 +123,11 @@ def _serve(row: RlRow, pricer: IterationPricer, limits: EngineLimits) -> Serving
     is_drawn = row.has_word(r"sharegpt|per-request|lognormal|distribut", "length_law")
     generator = np.random.default_rng(0)
     lengths = _drawn(generator, prompt, response, count) if is_drawn else None
+    prompts = _SHARED_PROMPTS if row.has_word("shared-prefix", "length_law") else count
     requests = []
     for number in range(count):
         tokens = (int(prompt), int(response)) if lengths is None else lengths[number]
-        requests.append(SampleRequest(number, number, max(1, tokens[0]), max(1, tokens[1])))
+        requests.append(SampleRequest(number, number % prompts, max(1, tokens[0]), max(1, tokens[1])))
     arrivals = None
     if rate and _is_open(row):
         arrivals = _arrivals(generator, rate, count)

@@ -43,6 +43,9 @@ _VERL_LOGS = r"-bsz?\d+_(\d+)-"
 """Samples of a micro-batch on a GPU, in names of verl's logs as in "Qwen2.5-7B-bsz64_8-prompt512-...": their
 scripts have one `ppo_micro_batch_size` of 64 for all of 8 GPUs, and `use_remove_padding` (verl-project/verl
 281ecd4c examples/tuning)."""
+_FUSED_PERMUTATION = r"235B|DeepSeek-V3"
+"""Models whose recipes of NeMo-RL v0.4 and v0.5 set `moe_permute_fusion`; those of 30B-A3B leave it off
+(NVIDIA-NeMo/RL c751f811 and 6c708930 examples/configs/recipes/llm/performance)."""
 _DYNAMIC_TOKENS = 16384  # of a micro-batch, the default of verl and its like
 
 
@@ -87,6 +90,8 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
         "parallelism": _parallelism(row, layout, model),
         "training": _training(row, layout),
     }
+    if row.has_word("nemo-rl", "framework") and row.has_word(_FUSED_PERMUTATION, "model"):
+        data["strategy"]["moe_permute_fusion"] = True
     is_first = _is_first_prime_rl(row)
     if row.has_word("optimizer states on CPU", "offload") and not is_first:
         data["strategy"]["offload_states"] = True
@@ -315,9 +320,6 @@ def _rl_table(
         "lengths": _lengths(row, phase, assumptions),
         "rollout": _rollout(row, rollout_gpus),
     }
-    version = re.search(r"\d+\.\d+(?:\.\d+)?", row.text("version"))
-    if version:
-        table["version"] = version[0]
     updates = row.number("updates_per_rollout")
     total = prompts * samples
     if updates and updates > 1 and total % round(updates) == 0:
@@ -473,6 +475,8 @@ def _set_micro_batch(row: RlRow, data: dict[str, Any], layout: Layout) -> None:
     multiple = 16 * layout.context * layout.tensor
     length = -(-length // multiple) * multiple
     count = max(1, round(size / length))
+    if passes := re.search(r"logprob (\d+)x(\d+)", text):
+        data["rl"]["logprob_micro_batch_tokens"] = int(passes[1]) * int(passes[2])
     if samples := re.search(_VERL_LOGS, row.text("source_location")):
         data["rl"]["batching"], count = "unpadded", int(samples[1])
     data["training"] |= {"sequence_length": length, "micro_batch_size": count}

@@ -19,6 +19,8 @@ class Activation(Operation):
     width: int
     gated: bool
     name: str = "silu"
+    is_scored: bool = False
+    """A kernel behind it multiplies each row by its score (Megatron's routed experts)."""
 
     @property
     def role(self) -> Role:
@@ -47,7 +49,7 @@ class Activation(Operation):
         return int(shape.tokens * self.width * self._cost(options).saved * options.activation_bytes)
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        return shape.tokens * self.width * options.activation_bytes
+        return shape.tokens * self.width * options.activation_bytes * (2 if self.is_scored else 1)
 
     def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """Liger's gated kernel writes the gradients of gate and up over gate and up (linkedin/Liger-Kernel
@@ -68,4 +70,4 @@ class Activation(Operation):
         return passes.kernels(shape.tokens * self.width, e, dtype)
 
     def _cost(self, options: WorkOptions) -> ActivationCost:
-        return activation_cost_of(self.name, is_gated=self.gated, options=options)
+        return activation_cost_of(self.name, is_gated=self.gated, options=options, is_scored=self.is_scored)

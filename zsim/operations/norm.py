@@ -17,6 +17,8 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation, Role
 from zsim.operations.tensors import ModuleTensors
 
+_UPCAST_BACKWARD_BYTES = 24  # an element, at the most: six fp32 tensors
+
 
 @dataclass(frozen=True, slots=True)
 class Norm(Operation):
@@ -74,14 +76,17 @@ class Norm(Operation):
 
     def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """Liger's kernel writes the gradient of its input over that of its output (linkedin/Liger-Kernel 0.8,
-        `ops/rms_norm.py` with `in_place`).
+        `ops/rms_norm.py` with `in_place`). Python code in fp32 holds most in the gradient of the square: its
+        input and five fp32 tensors, two of them gradients, when what it keeps otherwise is free again
+        (counted with a dispatch mode over LlamaRMSNorm and Gemma3RMSNorm of transformers 5, torch 2.13).
         """
-        stream, is_upcast = options.stream_bytes, not self.saves_only_its_input(options)
-        element = (stream if options.liger else 2 * stream) + (8 if is_upcast else 0)
-        return shape.tokens * self.width * element
+        elements = shape.tokens * self.width
+        if not self.saves_only_its_input(options):
+            return _UPCAST_BACKWARD_BYTES * elements - self.kept_bytes(module, shape, options)
+        return elements * options.stream_bytes * (1 if options.liger else 2)
 
     def tensor_sizes(self, module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
         low, high = shape.tokens * self.width * options.stream_bytes, shape.tokens * self.width * 4
         if self.saves_only_its_input(options):
             return ModuleTensors(backward=(low, low))
-        return ModuleTensors((high,), (low,), (low, low, high, high))
+        return ModuleTensors((high,), (low,), (low, *(high,) * 4))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.arrays import Ints
+from zsim.cost.memory.parameters import stored_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.columns import memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory, resident_bytes
@@ -95,6 +96,29 @@ class BetweenSteps:
         not known.
         """
         return _STATES.get(self.job.training.optimizer)
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """All parameters, each in the type that it is kept in."""
+        return self._bytes_of(only_trained=False)
+
+    @cached_property
+    def checkpoint_bytes(self) -> int:
+        """The weights and states of a checkpoint: of adapters themselves alone (peft `save_pretrained`), and
+        states of what is trained. Needs `num_states`.
+        """
+        assert self.num_states is not None
+        has_adapters = self.job.experiment.training.lora is not None
+        weights = self._bytes_of(only_trained=has_adapters)
+        return weights + self.num_states * self._bytes_of(only_trained=True)
+
+    def _bytes_of(self, *, only_trained: bool) -> int:
+        dtype = self.job.training.stored_dtype
+        return sum(
+            stored_bytes(parameter, dtype)
+            for _, parameter in self.job.model.named_parameters()
+            if parameter.trainable or not only_trained
+        )
 
     @property
     def stored_bytes(self) -> int:

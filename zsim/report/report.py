@@ -36,6 +36,7 @@ from zsim.report.traffic import (
     overlap_fraction,
 )
 from zsim.trace.trace import SimulationStats, Trace
+from zsim.validated.memory import shipped_errors
 from zsim.validated.validation import Validation
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 
@@ -177,11 +178,23 @@ class Report(JobFacts):
     @property
     def verdict(self) -> Verdict:
         """Whether the job fits, by its fullest tier and torch's allocator."""
-        features = None if self.validation is None else self.validation.features
-        framework, is_mixture = ("", False) if features is None else (features.framework, features.is_mixture)
+        framework, is_mixture = self._kind_of_job
         row = self.allocator
         is_short = row is not None and bool(row.retries or row.failures)
         return verdict_of(self.load, framework, is_mixture=is_mixture, is_short=is_short)
+
+    @property
+    def peak_bytes_range(self) -> tuple[int, int]:
+        """The interval of 80 % of what the fullest GPU needs, by zsim's errors on published memory."""
+        low, high = shipped_errors(*self._kind_of_job).interval()
+        peak = self.peaks["gpu"].total
+        return round(peak * low), round(peak * high)
+
+    @property
+    def _kind_of_job(self) -> tuple[str, bool]:
+        """The framework, and whether the model is a mixture, as published runs are told apart."""
+        features = None if self.validation is None else self.validation.features
+        return ("", False) if features is None else (features.framework, features.is_mixture)
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -273,6 +286,7 @@ class Report(JobFacts):
             "allocator": None if self.allocator is None else asdict(self.allocator),
             "step_seconds_without_overlap": self.step_seconds_without_overlap,
             **verdict_content(self.verdict),
+            "peak_bytes_range": list(self.peak_bytes_range),
             "model": dict(self.model),
             "moments": [asdict(row) for row in self.moments],
             "parallelism": plain(self.parallelism),

@@ -22,13 +22,13 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from math import log
+from math import exp, log
 from typing import Literal
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.validated.errors import BROADER_CELL_WEIGHT, weights_by_source
+from zsim.validated.errors import BROADER_CELL_WEIGHT, LEVEL, quantiles, weights_by_source
 from zsim.validated.runs import PRESETS
 
 TABLE = PRESETS / "validated_memory.csv"
@@ -99,6 +99,14 @@ class MemoryErrors:
         middles = np.cumsum(weights) - weights / 2
         probability = float(np.interp(-log(load), values, middles, left=0.0, right=1.0))
         return min(max(probability, 1 - MAX_PROBABILITY), MAX_PROBABILITY)
+
+    def interval(self) -> tuple[float, float]:
+        """The interval of 80 % of what a job needs, over what zsim says. Without errors, both are 1."""
+        if not len(self.values):
+            return 1.0, 1.0
+        tail = (1 - LEVEL) / 2
+        low, high = quantiles(self.values, self.weights, (tail, 1 - tail))
+        return exp(low), exp(high)
 
     def probability_short(self, load: float) -> float:
         """The same where torch's allocator runs short: no more than the published fraction that ran."""

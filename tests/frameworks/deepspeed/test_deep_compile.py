@@ -14,10 +14,12 @@ from zsim.frameworks.deepspeed.stage3.compiled_graph import (
     CompiledGraphs,
     gathers_ahead,
     kept_gathered,
+    returns_of_states,
+    states_that_leave,
 )
 from zsim.plan.checks import check_plan
 from zsim.plan.make import plan_basis, plan_of
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Copy, Plan
 from zsim.report.job_features import strategy_name
 from zsim.specs.experiment.resolve import resolve
 
@@ -158,6 +160,54 @@ def test_the_smallest_parameters_stay_gathered_until_one_does_not_fit() -> None:
     assert found == {1, 2}
 
 
+def test_states_leave_until_the_others_fit_and_return_as_memory_allows() -> None:
+    """4 + 4 + 4 beside a peak of 5 do not fit into 10, 4 alone does: two leave. Behind the second node the
+    peaks ahead are 6 and 3 of 10: there is room for less than 4 beside 6, and behind the third for one beside
+    3 (7, and 11 with the second). The second returns at the end."""
+    assert states_that_leave([4, 4, 4], 5, 10) == 2
+    assert states_that_leave([4, 4, 4], 11, 10) == 3
+    assert states_that_leave([4], 0, 10) == 0
+    assert returns_of_states([4, 4], range(7, 10), [8, 6, 3], 10) == {9: (0, 1)}
+    assert returns_of_states([4, 4], range(7, 11), [8, 6, 3, 2], 10) == {9: (0,), 10: (1,)}
+    assert returns_of_states([3, 4], range(7, 10), [1, 1, 1], 20) == {7: (0, 1)}
+
+
+def copies(found: Plan, direction: str, phase: str) -> list[int]:
+    ops = [op for op in found.programs[0].ops if op.phase == phase]
+    works = [op.work for op in ops if isinstance(op.work, Copy)]
+    return [work.bytes for work in works if work.direction == direction]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_without_room_all_states_leave_at_the_start_and_return_at_the_end(steps: int) -> None:
+    """Two sub-groups, each with two moments and masters of 4 bytes an element, for every micro-batch again.
+    No gather is issued ahead. With room nothing moves."""
+    changes: dict[str, Any] = {"block": {"offload_opt_states": True}, "sub_group_size": 4_000_000}
+    found = plan(steps, tensor_bytes=0, **changes)
+    sizes = copies(found, "d2h", "forward")
+    assert len(sizes) == 6 * steps
+    assert sum(sizes) == 12 * NUMEL // 4 * steps
+    assert copies(found, "h2d", "backward") == sizes
+    names = [op.name for op in found.programs[0].ops]
+    assert names.count("optimizer states are back") == steps
+    assert max(calls(found, "all_gather", ("forward",))) == 2 * 4 * 1024 * 1024
+    check_plan(found)
+    host = [m.bytes for m in found.resident if m.device == "host" and m.category == "optimizer_states"]
+    assert host == [12 * NUMEL // 4]
+    roomy = plan(steps, **changes)
+    assert copies(roomy, "d2h", "forward") == []
+    check_plan(roomy)
+
+
+def test_parameters_on_the_gpu_are_not_moved_and_not_gathered_ahead() -> None:
+    found = plan(1, block={"offload_parameters": True})
+    assert found.programs[0].ops == plan(1, tensor_bytes=0).programs[0].ops
+    notes = job(1, block={"offload_parameters": True}).strategy.notes
+    assert any("moves no parameter" in note for note in notes)
+    early = job(1, stage=2, block={"offload_opt_states": True}).strategy.notes
+    assert any("compile.offload_opt_states: no effect before stage 3" in note for note in early)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -168,9 +218,14 @@ def test_the_smallest_parameters_stay_gathered_until_one_does_not_fit() -> None:
             "DeepCompile with MiCS",
         ),
         (
-            {"block": {"offload_opt_states": True}},
-            "compile.offload_opt_states: .* optimizer states on the host",
+            {"block": {"offload_opt_states": True, "offload_activation": True}},
+            "offload_opt_states: found with compile.offload_activation, which DeepSpeed refuses",
         ),
+        (
+            {"block": {"offload_opt_states": True}, "offload_optimizer": {"device": "cpu"}},
+            "found with zero_optimization.offload_optimizer, which DeepSpeed refuses",
+        ),
+        ({"block": {"offload_activation": True}}, "compile.offload_activation: .* activations on the host"),
         ({"block": {"passes": ["autotp"]}}, "compile.passes: .* passes of DeepCompile that a file chooses"),
         ({"experiment": {"strategy": {"version": "0.17.0"}}}, "DeepCompile before 0.19.5"),
         ({"experiment": {"parallelism": {"tensor": 2}}}, "DeepCompile with model parallelism"),

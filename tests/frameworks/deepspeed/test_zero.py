@@ -55,10 +55,10 @@ def test_bucket_buffers_cost_what_was_measured(change: dict[str, Any], expected:
     assert peak(**change) - peak() == pytest.approx(expected, abs=4)
 
 
-def of_release(version: str, offload: dict[str, str] | None = None) -> Plan:
-    """GPT-2 XL on 4 GPUs with stage 2."""
+def of_release(version: str, offload: dict[str, str] | None = None, stage: int = 2) -> Plan:
+    """GPT-2 XL on 4 GPUs."""
     table = {"sequence_length": 1024, "micro_batch_size": 4}
-    zero = {"stage": 2} | ({"offload_optimizer": offload} if offload else {})
+    zero = {"stage": stage} | ({"offload_optimizer": offload} if offload else {})
     config = {"zero_optimization": zero, "fp16": {"enabled": True}}
     job = resolve(
         zsim.Experiment(
@@ -94,6 +94,18 @@ def test_masters_that_leave_the_gpu_are_cast_there_since_0_18_3(version: str, co
     plan = of_release(version, {"device": "cpu"})
     left = [size for memory in plan.resident[1:] for size in memory.leftovers]
     assert left == [2 * 1_557_611_200 // 4] * copies
+
+
+@pytest.mark.parametrize(
+    ("version", "stage", "flags"),
+    [("0.17.0", 1, 1), ("0.17.1", 1, 0), ("0.17.1", 2, 1), ("0.17.6", 1, 0), ("0.18.0", 1, 1)],
+)
+def test_stage_1_keeps_its_overflow_flag_to_itself_in_0_17(version: str, stage: int, flags: int) -> None:
+    """DeepSpeed `has_overflow`: without partitioned gradients no reduction from #6976 to #7580. The host
+    reads the flag all the same."""
+    names = [op.name for op in of_release(version, stage=stage).ops]
+    assert names.count("all_reduce overflow") == flags
+    assert names.count("read overflow") == 1
 
 
 def test_a_bucket_is_reduced_before_the_gradient_that_would_overflow_it() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+import zsim
 from tests.plan.pipeline.runtimes import orders_of, parallelism_of, steps_of
 from tests.plan.pipeline.test_against_torch_schedules import settled, told
 from tests.plan.pipeline.torch_schedules import FakeStage, Log, run_schedule, torch_schedule
 from zsim.errors import InputError
+from zsim.plan.checks import check_plan
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Collective
 from zsim.plan.pipeline.csv_schedule import read_csv
 from zsim.plan.pipeline.lowering import ranks_of
+from zsim.specs.experiment.resolve import resolve
 
 RANKS, VIRTUAL, MICRO_BATCHES = 3, 2, 6
 ZERO_BUBBLE = "0F0,0F1,,0I0,0W0,0B1\n1F0,1I0,1F1,1W0,1B1\n"  # 2 ranks, one stage each, 2 micro-batches
@@ -44,6 +50,34 @@ def test_a_file_runs_as_in_torch(
         assert settled(told(steps)) == settled(log), rank
     from_file = parallelism_of("1f1b", RANKS, VIRTUAL, csv=file.read_text())
     assert ranks_of(from_file, MICRO_BATCHES) == rank_of
+
+
+def _fsdp_calls(text: str, file: Path) -> dict[str, int]:
+    """Bytes of each kind of FSDP2's collectives on the first of 2 pipeline ranks with 2 stages each and 4
+    micro-batches."""
+    file.write_text(text)
+    experiment = zsim.Experiment(
+        model="llama-2-7b", cluster="dgx-h100", gpus=4, strategy={"kind": "fsdp2"},
+        training={"sequence_length": 128, "micro_batch_size": 1, "gradient_accumulation_steps": 4},
+        parallelism={"pipeline": 2, "virtual_stages": 2, "schedule_csv": str(file)},
+    )  # fmt: skip
+    plan = make_plan(resolve(experiment))
+    check_plan(plan)
+    works = [op.work for op in plan.programs[0].ops if isinstance(op.work, Collective)]
+    kinds = ("all_gather", "reduce_scatter")
+    return {kind: sum(work.bytes for work in works if work.kind == kind) for kind in kinds}
+
+
+def test_gradients_may_be_reduced_behind_every_backward(tmp_path: Path) -> None:
+    """Llama 3 shards gradients under an interleaved pipeline. torch runs what a lowered file says, and each
+    `perform_reduce_grad` reshards too, so that four micro-batches reduce four times and gather four times."""
+    file = tmp_path / "schedule.csv"
+    torch_schedule("interleaved-1f1b", 2, 2, 4)._dump_csv(str(file), "compute_comms")
+    late = file.read_text()
+    kept = re.sub(r"\dREDUCE_GRAD,?", "", late)
+    early = re.sub(r"\b(\d)B(\d)\b", r"\1B\2,\1REDUCE_GRAD", kept)
+    last, every = _fsdp_calls(late, file), _fsdp_calls(early, file)
+    assert every == {kind: 4 * size for kind, size in last.items()}
 
 
 def test_overlaps_are_read(tmp_path: Path) -> None:

@@ -143,10 +143,25 @@ def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationC
     )
 
 
-def activation_cost_of(name: str, *, is_gated: bool, options: WorkOptions) -> ActivationCost:
+# A product with the score of each row, forward; backward the gradient of the row, and that of the score, a
+# product and its sum over the row. It keeps the row as it was.
+_SCORE_PRODUCT = ActivationCost(Passes(2, 1), Passes(6, 3), saved=1)
+
+
+def activation_cost_of(
+    name: str, *, is_gated: bool, options: WorkOptions, is_scored: bool = False
+) -> ActivationCost:
     """The cost of the activation `name` under `options`. nanotron's gated one is eager (9055c664
     models/llama.py `GLUActivation`): it splits the merged projection, so that backward concatenates the
-    gradients of both halves, four tensors more."""
+    gradients of both halves, four tensors more. One that `is_scored` is eager, too, with a product behind it.
+    """
+    if is_scored:
+        eager, score = activation_cost(name, is_gated=is_gated, is_fused=False), _SCORE_PRODUCT
+        return ActivationCost(
+            _add_fused_gate(eager.forward, score.forward),
+            _add_fused_gate(eager.backward, score.backward),
+            eager.saved + score.saved,
+        )
     if options.layers.splits_gates and is_gated:
         eager = activation_cost(name, is_gated=True, is_fused=False)
         backward = Passes(eager.backward.tensors + 4, eager.backward.launches + 1)

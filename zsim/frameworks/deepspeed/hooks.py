@@ -43,6 +43,10 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
             from zsim.frameworks.deepspeed.stage3.deep_compile import make_deep_compile
 
             return make_deep_compile(stage, config)
+        if config.optimizer_wrapper == "zero3" and config.zero.zenflow is not None:
+            from zsim.frameworks.deepspeed.stage3.zenflow import ZenFlow3Schedule
+
+            return ZenFlow3Schedule(stage, config)
         if config.optimizer_wrapper == "zero3":
             from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 
@@ -55,6 +59,10 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
             from zsim.frameworks.deepspeed.stage12.deep_compile import DeepCompileZero12Schedule
 
             return DeepCompileZero12Schedule(stage, config)
+        if config.optimizer_wrapper == "zero12" and config.scatters_after_backward:
+            from zsim.frameworks.deepspeed.stage12.scatter_after_backward import ScatterAfterBackwardSchedule
+
+            return ScatterAfterBackwardSchedule(stage, config)
         if config.optimizer_wrapper == "zero12":
             from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
 
@@ -154,7 +162,8 @@ def _building_moments(state: BetweenSteps, config: DeepSpeedConfig, largest: int
 
 def _file_moments(state: BetweenSteps, config: DeepSpeedConfig, partitions: list[int]) -> Iterator[JobMoment]:
     """Saving the partitions, and reading them back completely. In stages 1 and 2 every rank also reads the
-    model's file.
+    model's file, in which the Trainer leaves out what is frozen beside adapters
+    (`exclude_frozen_parameters`).
     """
     offload = config.zero.offload_optimizer
     if offload is None:
@@ -169,7 +178,11 @@ def _file_moments(state: BetweenSteps, config: DeepSpeedConfig, partitions: list
         return
     element_bytes = _FP32 + state.num_states * DTYPE_BYTES[config.optimizer_states_dtype]
     states = sum(partitions) * element_bytes
-    model = 0 if config.stage == 3 else state.job.model.numel * DTYPE_BYTES[config.param_dtype]
+    model = 0
+    if config.stage < 3:
+        spec, has_adapters = state.job.model, state.job.experiment.training.lora is not None
+        numel = spec.trainable_numel if has_adapters else spec.numel
+        model = numel * DTYPE_BYTES[config.param_dtype]
     partition_contents = "its partition of masters and moments"
     yield JobMoment(
         RESUMING, None, state.host_bytes + state.local_ranks * (states + model),

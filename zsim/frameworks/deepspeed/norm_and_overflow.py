@@ -31,7 +31,8 @@ def check_overflow(
 ) -> None:
     """Check all gradients, of `shards` elements each, for infinities, reduce the flag over the ranks that
     shard, and make the host wait for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel
-    ranks, except for experts that other ranks hold. Their groups are `later_groups`.
+    ranks, except for experts that other ranks hold. Their groups are `later_groups`. Stage 1 of 0.17.1 to
+    0.17.6 keeps the flag to itself.
     """
     if not config.check_grad_overflow:
         return
@@ -41,7 +42,8 @@ def check_overflow(
         if _reads_each_gradient(config):
             builder.host_wait(builder.record(COMPUTE))
             builder.host("read sum of gradient")
-    is_sharded = config.optimizer_wrapper != "fp16_optimizer"
+    is_local = config.stage == 1 and config.release.keeps_overflow_local
+    is_sharded = config.optimizer_wrapper != "fp16_optimizer" and not is_local
     groups = stage.norm_groups(group) if is_sharded else stage.norm_groups()
     read_scalar(builder, "overflow", "uint8", groups, later_groups=later_groups)
 

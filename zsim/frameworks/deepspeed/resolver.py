@@ -166,18 +166,23 @@ def _resolve_json(
         resolved = drop_gradient_sums(resolved)
     if table.delayed_parameter_update:
         resolved = delay_update(resolved)
-    fetches_one_by_one = table.fetches_one_by_one and resolved.stage == 3
-    if table.fetches_one_by_one and not fetches_one_by_one and "fetches_one_by_one" in table.model_fields_set:
-        raise InputError(
-            f"strategy.fetches_one_by_one: found true with stage {resolved.stage}, which fetches no "
-            "parameters; expected stage 3"
-        )
+    for key, stage in (("fetches_one_by_one", 3), ("scatters_after_backward", 1)):
+        if getattr(table, key) and resolved.stage != stage and key in table.model_fields_set:
+            raise InputError(
+                f"strategy.{key}: found true with stage {resolved.stage}, which does not change; expected "
+                f"stage {stage}"
+            )
     if resolved.deep_compile is not None:
         check_deep_compile(resolved, parallelism)
         capacity = min(gpu.memory.capacity for gpu in cluster.gpus)
-        limit = allowed_bytes(capacity, cluster.framework_memory.context)
+        limit = allowed_bytes(resolved.deep_compile, capacity, cluster.framework_memory.context)
         resolved = replace(resolved, deep_compile=replace(resolved.deep_compile, tensor_bytes=limit))
-    return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=fetches_one_by_one)
+    return replace(
+        resolved,
+        zero_init=table.zero_init,
+        fetches_one_by_one=table.fetches_one_by_one and resolved.stage == 3,
+        scatters_after_backward=table.scatters_after_backward and resolved.stage == 1,
+    )
 
 
 def _num_checkpoints(training: TrainingTable, model: ModelSpec) -> int:

@@ -14,7 +14,6 @@ from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.optimizers import Optimizer
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.style import ModelParallelStyle
-from zsim.specs.strategy.training import TrainingConfig
 
 
 class Fsdp1Resolver(FrameworkResolver[Fsdp1Table, Fsdp1Config]):
@@ -30,14 +29,17 @@ class Fsdp1Resolver(FrameworkResolver[Fsdp1Table, Fsdp1Config]):
 
     def resolve(self, request: StrategyRequest[Fsdp1Table, Fsdp1Config]) -> Resolution[Fsdp1Config]:
         placement = request.placement
-        config = _resolve_fsdp1(request.table, request.training, request.ranks, len(placement.nodes))
+        config = _resolve_fsdp1(request, len(placement.nodes))
         launch = request.cluster, placement.gpus_per_node
         return Resolution(config, *launch_ranks(*launch, updates_on_cpu=config.cpu_offload))
 
 
-def _resolve_fsdp1(
-    table: Fsdp1Table, training: TrainingConfig, world_size: int, num_nodes: int
-) -> Fsdp1Config:
+def _resolve_fsdp1(request: StrategyRequest[Fsdp1Table, Fsdp1Config], num_nodes: int) -> Fsdp1Config:
+    """The table with its defaults. Adapters are units of their own unless the table says otherwise, as
+    transformers' Trainer (4.39 and later, `_fsdp_qlora_plugin_updates`) and torchtune
+    (`lora_fsdp_wrap_policy`) wrap them.
+    """
+    table = request.table
     is_hybrid = "HYBRID" in table.sharding_strategy
     replicate = table.replicate or (num_nodes if is_hybrid else 1)
     if replicate > 1 and not is_hybrid:
@@ -45,12 +47,12 @@ def _resolve_fsdp1(
             f"strategy.replicate: {table.sharding_strategy} has no replicas; expected HYBRID_SHARD or "
             "_HYBRID_SHARD_ZERO2"
         )
-    check_replicate(replicate, world_size)
-    param, reduce = fsdp_dtypes(table, training)
+    check_replicate(replicate, request.ranks)
+    param, reduce = fsdp_dtypes(table, request.training)
     return Fsdp1Config(
         table.sharding_strategy,
         replicate,
-        table.wrapping,
+        table.wrapping or ("peft" if request.has_adapters else "huggingface"),
         table.backward_prefetch,
         table.forward_prefetch,
         table.limit_all_gathers,

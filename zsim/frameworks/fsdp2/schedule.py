@@ -373,12 +373,15 @@ class Fsdp2Schedule(Hooks):
             if group.is_root or not group.has_differentiable_input:
                 self._post_backward(group)
         if self._reshards:
-            self._post_forward_order = []
-            for group in self.units:
-                self.states[group.name].post_forward_indices.clear()
+            self._forget_forward_order()
         self._drop_unused_gathers()
         if self._is_syncing:
             self._finalize()
+
+    def _forget_forward_order(self) -> None:
+        self._post_forward_order = []
+        for group in self.units:
+            self.states[group.name].post_forward_indices.clear()
 
     def _drop_unused_gathers(self) -> None:
         """finalize_backward: drop a gather that was prefetched for a group without a backward."""
@@ -436,7 +439,7 @@ class Fsdp2Schedule(Hooks):
             self.reducer.sum_partial(group, self.gradients[group.name])
             self._reshard(group, after_forward=False)
             self.reducer.reduce(group, self.gradients[group.name])
-        self._post_forward_order = []
+        self._forget_forward_order()
         self._finalize()
 
     # -- optimizer ------------------------------------------------------------------------------------

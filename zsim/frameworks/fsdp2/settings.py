@@ -16,6 +16,11 @@ class Fsdp2Table(FsdpTable):
     """`kind = "fsdp2"`: torch `fully_shard`. `replicate` > 1 is HSDP."""
 
     kind: Literal["fsdp2"] = Field(description="whose data parallelism")
+    wrapping: str = Field(
+        default="torchtitan",
+        description='what is a unit: "torchtitan" or "huggingface" (a block, and the rest), or '
+        '"size:N" elements',
+    )
     reshard_after_forward: StrictBool | Count | None = Field(
         default=None,
         description="whether a unit is freed between forward and backward; a number: kept sharded "

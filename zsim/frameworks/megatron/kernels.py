@@ -131,6 +131,7 @@ MEGATRON = ExpertLibrary(
     runs_shared_first=True,
     casts_gate_output=True,
     clamps_quick_gelu=True,
+    scores_activations=True,
     scales_biases=True,
 )
 # --moe-permute-fusion

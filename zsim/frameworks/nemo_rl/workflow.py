@@ -23,6 +23,8 @@ SOURCES = {
     "nemo_rl/weight_sync/collective_weight_synchronizer.py)",
     "loop": "nemo_rl/algorithms/grpo.py; prompts in flight: the semaphore of AsyncTrajectoryCollector "
     "(nemo_rl/algorithms/async_utils.py at 0a27b1f4)",
+    "packing": "v0.4.0 c751f811 nemo_rl/models/policy/megatron_policy_worker.py `pad_full_seq_to`, v0.5.0 "
+    "6c708930 nemo_rl/models/megatron/common.py `_get_pack_sequence_parameters_for_megatron`",
 }
 
 WORKFLOW = RlFramework(
@@ -56,6 +58,7 @@ WORKFLOW = RlFramework(
     algorithms=("grpo", "dapo", "rloo"),
     placements=("colocated", "split", "async"),
     limits_prompts_in_flight=True,
+    pads_for_stages=True,
     padding="rollout",
     controllers={
         "colocated": ControllerRates(5.0, 2.0),

@@ -12,11 +12,6 @@ from zsim.specs.strategy.table import Count, Dtype, StrategyTable
 class FsdpTable(StrategyTable):
     """`[strategy]` of either FSDP."""
 
-    wrapping: str = Field(
-        default="torchtitan",
-        description='what is a unit: "torchtitan" or "huggingface" (a block, and the rest), or '
-        '"size:N" elements',
-    )
     param_dtype: Dtype | None = Field(
         default=None,
         description="the type in which parameters are gathered; left out: that of training.precision",

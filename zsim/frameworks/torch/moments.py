@@ -62,26 +62,25 @@ def sharded_moments(state: BetweenSteps, gathered: int, option: str, source: str
     """Moments of FSDP, which gathers `gathered` parameters at a time for a full state dict. `option` is the
     option that asks for one.
     """
-    numel, element_bytes = state.job.model.numel, state.stored_bytes
     yield from evaluation(state)
     yield loading(
         state, f"{EVERY_RANK}; with fsdp_cpu_ram_efficient_loading one rank of a node does", PRETRAINED,
         state.local_ranks,
     )  # fmt: skip
     yield JobMoment(
-        GATHERED_SAVE, state.gpu_bytes + element_bytes * gathered, state.host_bytes + element_bytes * numel,
+        GATHERED_SAVE, state.gpu_bytes + state.stored_bytes * gathered, state.host_bytes + state.weight_bytes,
         f"{option}, offloaded to the host of rank 0: all weights there, besides them the optimizer's states "
         "where they are asked for",
         source, False,
     )  # fmt: skip
     yield JobMoment(
-        UNOFFLOADED_SAVE, state.gpu_bytes + element_bytes * numel, None,
+        UNOFFLOADED_SAVE, state.gpu_bytes + state.weight_bytes, None,
         f"{option} without offloading it to the host: every GPU holds all weights", source, False,
     )  # fmt: skip
     if state.num_states is None:
         return
     yield JobMoment(
-        RESUMING, None, state.host_bytes + (1 + state.num_states) * element_bytes * numel,
+        RESUMING, None, state.host_bytes + state.checkpoint_bytes,
         "from a whole state dict: rank 0 reads all weights and states into host memory; sharded ones are "
         "read in place",
         source, False,
@@ -90,13 +89,12 @@ def sharded_moments(state: BetweenSteps, gathered: int, option: str, source: str
 
 def replicated_moments(state: BetweenSteps) -> Iterator[JobMoment]:
     """Moments of DDP: every rank reads everything."""
-    numel, element_bytes = state.job.model.numel, state.stored_bytes
     yield from evaluation(state)
     yield loading(state, EVERY_RANK, PRETRAINED, state.local_ranks)
     if state.num_states is None:
         return
     yield JobMoment(
-        RESUMING, None, state.host_bytes + state.local_ranks * (1 + state.num_states) * element_bytes * numel,
+        RESUMING, None, state.host_bytes + state.local_ranks * state.checkpoint_bytes,
         "every rank reads all weights and states into host memory (torch.load to the CPU)",
         "torch 2.13 serialization.py `load`", False,
     )  # fmt: skip

@@ -1,3 +1,3 @@
 """verl, which drives loops of reinforcement learning."""
 
-ROLES = {"workflow": "workflow"}  # see zsim.specs.strategy.registry
+ROLES = {"workflow": "workflow", "kernels": "kernels"}  # see zsim.specs.strategy.registry

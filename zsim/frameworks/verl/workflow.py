@@ -29,14 +29,15 @@ SOURCES = {
     "times), one by SGLang (4 times), and one that was timed without waiting for it",
     "reloads": "parameters come and go in every call of a worker (281ecd4c verl/workers/fsdp_workers.py "
     "`compute_log_prob`, `update_actor`; `compute_ref_log_prob` with adapters, whose reference is the actor)",
-    "loss": "log-probabilities are flash-attn's cross-entropy of logits in 16 bits, which are divided by the "
-    "temperature in place (verl/utils/torch_functional.py `logprobs_from_logits`, workers/actor/dp_actor.py)",
+    "loss": "counted in zsim.frameworks.verl.kernels",
     "adapters": "the actor is loaded in fp32 (281ecd4c verl/workers/fsdp_workers.py, `model_dtype`)",
+    "packing": "as many micro-batches as the tokens of the rank with most fill, cut evenly by their work "
+    "(verl/utils/seqlen_balancing.py `rearrange_micro_batches`)",
     "loop": "verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine_workers.py",
 }
 
 _FSDP = TrainerDefaults(
-    training={"activation_checkpointing": "full", "cross_entropy": "fused"},
+    training={"activation_checkpointing": "full", "cross_entropy": "verl"},
     adapter_training={"frozen_dtype": "fp32"},
 )
 WORKFLOW = RlFramework(
@@ -70,6 +71,7 @@ WORKFLOW = RlFramework(
     has_reference=False,
     reload_bandwidth=RELOAD_BANDWIDTH,
     recomputes_caches=True,
+    fill="even",
     padding="cap",
     tensor=2,
     sources=SOURCES,

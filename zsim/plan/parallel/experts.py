@@ -54,6 +54,17 @@ from zsim.specs.strategy.expert_library import ExpertLibrary
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, ExpertSplit, expected_partitions
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
 
+# Activations that Megatron multiplies by the scores in the same kernel, by whether they are gated: the fused
+# ones of SwiGLU and quick GEGLU (`TEGroupedMLP.bias_act_func`, d98e8a64 core/transformer/moe/experts.py), and
+# the squared ReLU with `use_fused_weighted_squared_relu`, as Megatron-Bridge's recipes have it.
+_SCORED_IN_ONE_KERNEL = {
+    ("silu", True),
+    ("swiglu_oai", True),
+    ("clamped_quick_gelu", True),
+    ("quick_gelu", True),
+    ("relu2", False),
+}
+
 
 def expand_experts(model: ModelSpec, split: ExpertSplit) -> ModelSpec:
     """The model of one rank with its routed experts expanded. The model itself if it has none."""
@@ -432,7 +443,8 @@ class _Layer:
         act = (
             "clamped_quick_gelu" if split.library.clamps_quick_gelu and work.act == "swiglu_oai" else work.act
         )
-        middle = Module(f"{name}.act_fn", Activation(features, work.is_gated, act))
+        is_scored = split.library.scores_activations and (act, work.is_gated) not in _SCORED_IN_ONE_KERNEL
+        middle = Module(f"{name}.act_fn", Activation(features, work.is_gated, act, is_scored))
         has_bias = any(parameter.name == "bias" for parameter in last.parameters)
         if has_bias and split.library.scales_biases and split.kernel == "streams":
             assert isinstance(last.op_spec, GroupedLinear)

@@ -154,7 +154,9 @@ class _Fsdp1(_Fsdp):
             return "it limits FSDP1's all-gathers whatever its file says (limit_all_gathers)"
         if strategy.replicate not in (1, job.num_nodes):
             return "torch's own hybrid groups are nodes"
-        if strategy.wrapping not in ("huggingface", "none") and not strategy.wrapping.startswith("size:"):
+        if strategy.wrapping not in ("huggingface", "peft", "none") and not strategy.wrapping.startswith(
+            "size:"
+        ):
             return f"it does not wrap as '{strategy.wrapping}'"
         return None
 

@@ -37,8 +37,13 @@ _KEYS = (
     ProgramKey("policy.dynamic_batching.enabled", bool, "micro-batches by tokens"),
     ProgramKey("policy.sequence_packing.enabled", bool, "several responses in a sequence"),
     *(
-        ProgramKey(f"policy.{name}.train_mb_tokens", int, "their tokens", "rl.micro_batch_tokens")
+        ProgramKey(f"policy.{name}.{phase}_mb_tokens", int, "their tokens", f"rl.{prefix}micro_batch_tokens")
         for name in ("dynamic_batching", "sequence_packing")
+        for phase, prefix in (("train", ""), ("logprob", "logprob_"))
+    ),
+    ProgramKey(
+        "policy.logprob_batch_size", int, "responses of a micro-batch of passes without backward",
+        "rl.logprob_micro_batch_size",
     ),
     ProgramKey(f"{GENERATION}.colocated.enabled", bool, "generation on the same GPUs", "rl.placement"),
     ProgramKey(
@@ -116,7 +121,6 @@ IDLE = (
     "grpo", "loss_fn", "checkpointing", "data", "env", "logger", "sft", "dpo", "rm", "distillation",
     "teacher", "ppo", "value", "value_loss_fn",
     "reward_penalties", "data_plane", "cluster", "policy.tokenizer", "policy.generation",
-    "policy.logprob_batch_size",
     "policy.logprob_chunk_size", "policy.generation_batch_size", "policy.scheduler", "policy.optimizer",
     "policy.dynamic_batching", "policy.sequence_packing", "policy.make_sequence_length_divisible_by",
     "policy.refit_buffer_size_gb", "policy.offload_optimizer_for_logprob", "policy.draft",

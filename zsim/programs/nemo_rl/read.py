@@ -175,7 +175,11 @@ def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
             "algorithm": "grpo",
             "placement": "async" if is_async else "split" if file.rollout_gpus else "colocated",
             "batching": "packed" if packs else "padded",
-            "micro_batch_tokens": _packed_tokens(keys, packs[-1]) if packs else None,
+            "micro_batch_tokens": _packed_tokens(keys, f"{packs[-1]}.train_mb_tokens") if packs else None,
+            "logprob_micro_batch_size": keys.count("policy.logprob_batch_size", 4),
+            "logprob_micro_batch_tokens": _packed_tokens(keys, f"{packs[-1]}.logprob_mb_tokens")
+            if packs
+            else None,
             "reference": "resident" if penalty else "none",
             "old_logprobs": "skipped" if is_on_policy else None,
             "max_staleness": keys.get("grpo.async_grpo.max_trajectory_age_steps", 1) if is_async else None,
@@ -199,7 +203,7 @@ def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
 
 def _packed_tokens(keys: NestedKeys, name: str) -> int | None:
     """Tokens of a packed micro-batch. None where the file leaves them out, as those of full micro-batches."""
-    key = f"policy.{name}.train_mb_tokens"
+    key = f"policy.{name}"
     keys.ignore(key)
     value = keys.values.get(key)
     return value if isinstance(value, int) and value > 0 else None

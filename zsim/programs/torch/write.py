@@ -183,6 +183,11 @@ def _fsdp1_policy(strategy: Fsdp1Config) -> Iterator[str]:
         yield f"    policy = functools.partial(size_based_auto_wrap_policy, min_num_params={size})"
     else:
         yield "    chosen = set(blocks)"
+        if strategy.wrapping == "peft":
+            yield "    leaves = (module for module in model.modules() if not list(module.children()))"
+            yield "    for module in leaves:"
+            yield "        if getattr(getattr(module, 'weight', None), 'requires_grad', False):"
+            yield "            chosen.add(module)"
         yield ""
         yield "    def is_chosen(module):"
         yield "        return module in chosen"

@@ -44,6 +44,10 @@ _KEYS = (
     ProgramKey(f"{ACTOR}.use_dynamic_bsz", bool, "micro-batches by tokens instead of sequences"),
     ProgramKey(f"{ACTOR}.ppo_max_token_len_per_gpu", int, "tokens of such a micro-batch"),
     ProgramKey(f"{MODEL}.use_remove_padding", bool, "samples without padding", "rl.batching"),
+    ProgramKey(
+        f"{ACTOR}.entropy_coeff", (int, float), "the entropy's part of the loss", "training.cross_entropy",
+    ),
+    ProgramKey(f"{ACTOR}.calculate_entropy", bool, "entropy in updates, to be printed"),
     ProgramKey(f"{MODEL}.use_fused_kernels", bool, "the same, of actor and reference"),
     ProgramKey(f"{ACTOR}.use_fused_kernels", bool, "the head and the log-probabilities in one kernel"),
     ProgramKey(
@@ -94,6 +98,16 @@ _KEYS = (
         f"{ROLLOUT}.enable_prefix_caching", bool, "prompts are computed once", "rl.rollout.prefix_caching",
     ),
     ProgramKey(f"{ROLLOUT}.free_cache_engine", bool, "the engine sleeps", "rl.offload.sleep_level"),
+    ProgramKey(
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", int,
+        "samples of a micro-batch of old log-probabilities",
+        "rl.logprob_micro_batch_size",
+    ),
+    ProgramKey(f"{ROLLOUT}.log_prob_micro_batch_size", int, "the same, of all ranks"),
+    ProgramKey(
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu", int, "their tokens with use_dynamic_bsz",
+        "rl.logprob_micro_batch_tokens",
+    ),
     ProgramKey(f"{ROLLOUT}.calculate_log_probs", bool, "log-probabilities of the engine"),
     ProgramKey("algorithm.adv_estimator", str, "advantages: gae has a critic", "rl.algorithm"),
     ProgramKey("algorithm.use_kl_in_reward", bool, "a reference model", "rl.reference"),
@@ -166,7 +180,7 @@ IDLE = (
         for key in (
             "_target_", "checkpoint", "profiler", "clip_ratio", "clip_ratio_low", "clip_ratio_high",
             "clip_ratio_c", "loss_agg_mode", "kl_loss_coef", "kl_loss_type", "data_loader_seed", "shuffle",
-            "policy_loss", "optim", "entropy_coeff", "use_torch_compile", "rollout_n",
+            "policy_loss", "optim", "use_torch_compile", "rollout_n",
             "tau_pos", "tau_neg", "loss_scale_factor", "router_replay",
         )
     ),

@@ -75,6 +75,10 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
     if keys.get(f"{ACTOR}.use_fused_kernels", is_fused):
         file.settings["training.cross_entropy"] = "fused_linear"
+    elif strategy != "megatron" and (
+        keys.get(f"{ACTOR}.entropy_coeff", 0) or keys.get(f"{ACTOR}.calculate_entropy", False)
+    ):
+        file.settings["training.cross_entropy"] = "verl-entropy"
     _read_rollout(keys, update)
     keys.note_unread()
     return file
@@ -118,6 +122,7 @@ def _read_rollout(keys: NestedKeys, update: str) -> None:
             "epochs": keys.count(f"{ACTOR}.ppo_epochs", 1),
             "batching": "packed" if tokens else "unpadded" if is_unpadded else "padded",
             "micro_batch_tokens": tokens,
+            **_logprob_batch(keys, tokens),
             "reference": "none" if not has_reference else "host" if is_host else "resident",
             "old_logprobs": "rollout" if is_bypassed else None,
             **separate,
@@ -188,6 +193,21 @@ def _dynamic_tokens(keys: NestedKeys) -> int | None:
         return None
     tokens: int = keys.get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
     return tokens * int(keys.file.settings.get("parallelism.context", 1))
+
+
+def _logprob_batch(keys: NestedKeys, tokens: int | None) -> dict[str, int | None]:
+    """The micro-batches of old log-probabilities: by tokens as those of updates are, or by samples."""
+    limit, size, sum_size = (
+        keys.get(f"{ROLLOUT}.log_prob_{name}")
+        for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu", "micro_batch_size")
+    )
+    if tokens:
+        context = int(keys.file.settings.get("parallelism.context", 1))
+        return {"logprob_micro_batch_tokens": limit and limit * context}
+    if size is None and sum_size is not None:
+        replicas = max(1, int(keys.file.settings["gpus"]) // _model_ranks(keys.file))
+        size = max(1, sum_size // replicas)
+    return {"logprob_micro_batch_size": size}
 
 
 def _read_batch(keys: NestedKeys, gpus: int) -> str:

@@ -35,6 +35,8 @@ class StrategyRequest(Generic[Table, Config]):
     parallelism: ParallelismConfig
     cluster: Cluster
     placement: Placement
+    has_adapters: bool
+    """Whether low-rank adapters are trained."""
 
     @property
     def ranks(self) -> int:

@@ -149,7 +149,10 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
     parallelism = _apply_expert_degrees(experiment, layout, expert_split, model, training, config)
     parallelism = resolve_context_masks(parallelism, model, training.sequence_length)
     notes += _check_tables(experiment, layout.cluster, model, training, parallelism, config)
-    request = StrategyRequest(table, config, training, parallelism, layout.full_cluster, placement)
+    has_adapters = experiment.training.lora is not None
+    request = StrategyRequest(
+        table, config, training, parallelism, layout.full_cluster, placement, has_adapters
+    )
     resolution = framework.resolve(request)
     notes += resolution.notes
     sequences = None

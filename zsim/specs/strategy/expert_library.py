@@ -72,6 +72,8 @@ class ExpertLibrary:
     """Counts of rows are exchanged in int32."""
     clamps_quick_gelu: bool = False
     """The activation of gpt-oss is one kernel, a clamped quick GELU."""
+    scores_activations: bool = False
+    """The scores are a factor of the experts' activation."""
     scales_biases: bool = False
     """Products on streams multiply an expert's bias by the row's score."""
 

@@ -15,6 +15,7 @@ from zsim.cost.inference.iteration import HostRates
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.experiment.rl.table import Algorithm, Batching, Placement, Transport
 from zsim.specs.strategy.registry import role_of, workflow_names
+from zsim.workflows.rl.packing import Fill
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
@@ -181,6 +182,10 @@ class RlFramework:
     """After new weights, the caches of responses that go on are computed again."""
     batching: Batching = "packed"
     """How samples become micro-batches of the trainer."""
+    fill: Fill = "first-fit"
+    """How samples fill packed micro-batches."""
+    pads_for_stages: bool = False
+    """Packed micro-batches of a trainer with pipeline stages are padded to the fullest."""
     padding: Literal["micro-batch", "rollout", "sides", "cap"] = "micro-batch"
     """The tokens of a padded sample: those of the longest of its micro-batch, of the longest of the rollout,
     of the rollout's longest prompt and longest response, or as many as a sample may have.

@@ -18,7 +18,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.rl.table import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
-from zsim.workflows.rl.packing import PackedBatch, batch_by_count, batch_padded, pack
+from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
 from zsim.workflows.rl.samples import Samples, draw_samples
 from zsim.workflows.rollout.engine import tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
@@ -196,7 +196,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         )
     dealt = _Batching(table, framework, update_base, samples)
     update = dealt.batch(totals[:mini_batch])
-    whole_pass = dealt.batch(totals)
+    whole_pass = dealt.batch(totals, is_pass=True)
     has_adapters = experiment.training.lora is not None
     layout = EngineLayout(
         table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
@@ -255,12 +255,25 @@ class _Batching:
         self.kind = table.batching or framework.batching
         self.size = job.training.micro_batch_size
         self.max_tokens = table.micro_batch_tokens or job.training.micro_batch_tokens
-        if table.micro_batch_tokens and self.kind != "packed":
-            raise InputError(
-                f"rl.micro_batch_tokens: found {table.micro_batch_tokens:,} with micro-batches of "
-                f'{self.size} samples; expected rl.batching = "packed", or training.micro_batch_size'
-            )
+        for name, size_key in (
+            ("micro_batch_tokens", "training.micro_batch_size"),
+            ("logprob_micro_batch_tokens", "rl.logprob_micro_batch_size"),
+        ):
+            if (tokens := getattr(table, name)) and self.kind != "packed":
+                raise InputError(
+                    f"rl.{name}: found {tokens:,} with micro-batches of {self.size} samples; expected "
+                    f'rl.batching = "packed", or {size_key}'
+                )
+        self._pass_size = table.logprob_micro_batch_size or self.size
+        self._pass_tokens = table.logprob_micro_batch_tokens or (
+            self._pass_size * job.training.sequence_length
+            if table.logprob_micro_batch_size
+            else self.max_tokens
+        )
         self._replicas = job.data_parallel_size
+        self.fill: Fill = framework.fill
+        if framework.pads_for_stages and job.parallelism.pipeline > 1:
+            self.fill = "padded"
         observed = (table.environment.turns - 1) * table.environment.observation_tokens
         cap = job.training.sequence_length
         longest = {
@@ -271,18 +284,20 @@ class _Batching:
         }
         self._longest = longest[framework.padding]
 
-    def batch(self, lengths: Ints) -> PackedBatch:
-        """The micro-batches of samples of `lengths` tokens.
+    def batch(self, lengths: Ints, *, is_pass: bool = False) -> PackedBatch:
+        """The micro-batches of samples of `lengths` tokens, in an update or a pass without backward.
 
         Those of a prompt are apart: they are shuffled (TRL f2cd5771 `shuffle_sequence_dict`, OpenRLHF
         3c3be623 trainer/ray/ppo_actor.py) or dealt out by their length (verl `balance_batch`).
         """
         if self.kind == "packed":
-            return pack(lengths, self._replicas, self.max_tokens)
+            tokens = self._pass_tokens if is_pass else self.max_tokens
+            return pack(lengths, self._replicas, tokens, self.fill)
+        size = self._pass_size if is_pass else self.size
         lengths = np.random.default_rng(0).permutation(lengths)
         if self.kind == "unpadded":
-            return batch_by_count(lengths, self._replicas, self.size)
-        return batch_padded(lengths, self._replicas, self.size, self._longest)
+            return batch_by_count(lengths, self._replicas, size)
+        return batch_padded(lengths, self._replicas, size, self._longest)
 
 
 def _batch_notes(experiment: Experiment, update: PackedBatch, dealt: _Batching) -> Iterator[str]:
@@ -291,11 +306,10 @@ def _batch_notes(experiment: Experiment, update: PackedBatch, dealt: _Batching) 
     count = f"an update is {update.micro_batches:,} micro-batch{plural} a replica of"
     said = experiment.rl is not None and experiment.rl.micro_batch_tokens is not None
     if dealt.kind == "packed":
-        yield (
-            f"samples are packed: {count} {update.tokens:,.0f} tokens on average, at most "
-            f"{dealt.max_tokens:,} ("
-            + ("rl.micro_batch_tokens)" if said else "training.sequence_length x training.micro_batch_size)")
-        )
+        mean = "as the stages pad them" if dealt.fill == "padded" else "on average"
+        key = "rl.micro_batch_tokens" if said else "training.sequence_length x training.micro_batch_size"
+        tokens = f"{update.tokens:,.0f} tokens {mean}"
+        yield f"samples are packed: {count} {tokens}, at most {dealt.max_tokens:,} ({key})"
     elif dealt.kind == "unpadded":
         yield f"{count} {dealt.size:,} samples without padding, {update.tokens:,.0f} tokens on average"
     else:
@@ -374,6 +388,16 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
         raise InputError(
             "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
             "proposed tokens is accepted"
+        )
+    if framework.limits_prompts_in_flight and _staleness(table) % 1:
+        raise InputError(
+            f"rl.max_staleness: found {table.max_staleness:g}, but {framework.name} lets samples be older by "
+            "whole steps; expected 0, 1 or more"
+        )
+    if table.sync.overlap and not _staleness(table):
+        raise InputError(
+            "rl.sync.overlap: found true where every response is of the newest policy, so that the rollout "
+            "waits for its weights; expected false, or placement 'async' with max_staleness above 0"
         )
     if table.max_staleness and table.placement != "async":
         raise InputError(

@@ -25,9 +25,10 @@ rollouts kept until the next batch, whose first prompts they are (verl docs/adva
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from math import ceil, inf, log
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ class RlStepTimes:
     """Seconds from the first request of a step's samples to the end of its last."""
     exposed_rollout: float
     """Seconds for which the trainer waits for samples."""
+    exposed_sync: float
+    """Seconds for which the trainer waits for engines to get new weights."""
     tail: float
     """Seconds of the last tenth of the samples to end, after all the others have."""
     requests: tuple[SampleRequest, ...]
@@ -102,6 +105,13 @@ class SampleBatch:
         return len(self.finished) >= self.needed
 
     @property
+    def seconds(self) -> float:
+        """Time from the first response that is needed to the end of the last."""
+        requests = [request for group in self.finished[: self.needed] for request in group.requests]
+        start = min(request.start_seconds or 0.0 for request in requests)
+        return max(request.end_seconds for request in requests) - start
+
+    @property
     def trained(self) -> list[SampleRequest]:
         """The samples that the step trains on."""
         return [request for group in self.finished[: self.kept] for request in group.requests]
@@ -114,6 +124,10 @@ class LoopStep:
     end_seconds: float
     waited_seconds: float
     """Time that the trainer waited for samples."""
+    sync_seconds: float
+    """Time that it waited for engines to get new weights."""
+    rollout_seconds: float
+    """Time from the first response that the step needs to the end of the last."""
     requests: list[SampleRequest]
     ages: list[int]
     """Versions that each prompt of the step is older than the policy it trained."""
@@ -148,8 +162,8 @@ class Loop:
         self._awaited = 0  # the batch that the trainer waits for
         self._enough = self.env.event()
         self._drained = self.env.event()
-        self._turn_seconds = np.random.default_rng([job.table.lengths.seed, 1])
         environment = job.table.environment
+        self._turn_seconds: dict[int, Iterator[float]] = {}  # of the environment's turns of each request
         self._environments = simpy.Resource(self.env, environment.concurrency or 10**9)
 
     # ---- Rollout -------------------------------------------------------------------------------------------
@@ -158,20 +172,23 @@ class Loop:
         """A turn of a sample has ended."""
         if request.later_turns:
             self.env.process(self._answer(request))
-            return
+        else:
+            self._finish_sample(request)
+        if not self._drained.triggered and not any(replica.num_running for replica in self.replicas):
+            self._drained.succeed()
+
+    def _finish_sample(self, request: SampleRequest) -> None:
         self._places.pop(request.number, None)
         group, batch = self._groups[request.group]
         group.unfinished -= 1
-        if not group.unfinished:
-            self._places_left += 1
-            batch.finished.append(group)
-            is_awaited = batch is self._batches[self._awaited]
-            if is_awaited and batch.is_complete and not self._enough.triggered:
-                self._enough.succeed()
-        if not group.unfinished:
-            self._start_held()
-        if not self._drained.triggered and not any(replica.num_running for replica in self.replicas):
-            self._drained.succeed()
+        if group.unfinished:
+            return
+        self._places_left += 1
+        batch.finished.append(group)
+        is_awaited = batch is self._batches[self._awaited]
+        if is_awaited and batch.is_complete and not self._enough.triggered:
+            self._enough.succeed()
+        self._start_held()
 
     def _answer(self, request: SampleRequest) -> Generator[simpy.Event, Any, None]:
         """The environment's turn, after which the model's next one begins where the last was."""
@@ -179,8 +196,7 @@ class Loop:
         with self._environments.request() as turn:
             yield turn
             if table.seconds:
-                mean = log(table.seconds) - table.sigma**2 / 2
-                yield self.env.timeout(float(self._turn_seconds.lognormal(mean, table.sigma)))
+                yield self.env.timeout(next(self._turn_seconds[request.number]))
         request.begin_turn(table.observation_tokens)
         self._places[request.number].submit(request)
 
@@ -199,11 +215,11 @@ class Loop:
             for prompts in (self.job.started_prompts, self.job.needed_prompts, table.prompts_per_step)
         )
         groups = [*carried, *self._draw_groups(max(0, started - len(carried)))]
-        batch = SampleBatch(groups, needed, kept)
+        batch = SampleBatch(groups, needed, kept, [group for group in carried if not group.unfinished])
         self._batches.append(batch)
         for group in groups:
             self._groups[group.number] = group, batch
-        self._held.extend(groups)
+        self._held.extend(group for group in groups if group.unfinished)
         self._start_held()
 
     def _start_held(self) -> None:
@@ -227,6 +243,8 @@ class Loop:
         samples = draw_samples(
             table.lengths, count, table.samples_per_prompt, self.job.sequence_length, seed=self.started
         )
+        generator = np.random.default_rng([table.lengths.seed, 1, self.started])
+        mean = log(table.environment.seconds or 1.0) - table.environment.sigma**2 / 2
         groups = []
         for prompt, prompt_tokens in enumerate(samples.prompts):
             requests = []
@@ -234,6 +252,9 @@ class Loop:
                 turns = split_turns(int(response), table.environment.turns)
                 request = SampleRequest(self._num_requests, self._num_groups, int(prompt_tokens), turns[0])
                 request.later_turns = turns[1:]
+                if table.environment.seconds and request.later_turns:
+                    drawn = generator.lognormal(mean, table.environment.sigma, len(request.later_turns))
+                    self._turn_seconds[request.number] = iter(drawn.tolist())
                 requests.append(request)
                 self._num_requests += 1
             groups.append(PromptGroup(self._num_groups, requests, self.version, len(requests)))
@@ -255,13 +276,15 @@ class Loop:
             self._places[request.number] = replica
         replica.submit(request)
 
-    def _stop_rest(self, batch: SampleBatch) -> None:
+    def _stop_rest(self, batch: SampleBatch) -> Generator[simpy.Event, Any, None]:
         """End what a complete batch has beyond what is trained on, see [Note: enough prompts]."""
-        rest = [group for group in batch.groups if group not in batch.finished[: batch.needed]]
-        if not rest:
+        if len(batch.groups) == batch.needed:
             return
+        yield self.env.all_of([replica.pause() for replica in self.replicas])
         for replica in self.replicas:
             replica.abort()
+            replica.resume()
+        rest = [group for group in batch.groups if group not in batch.finished[: batch.needed]]
         if self.job.continues_rollouts:
             self._unfinished = rest
             return
@@ -277,6 +300,7 @@ class Loop:
     def train(self, steps: int) -> Generator[simpy.Event, Any, list[LoopStep]]:
         """Run `steps` steps, and return them."""
         env, results = self.env, []
+        sync: simpy.Process | None = None
         self.start_samples()
         for number in range(steps):
             waiting, self._awaited, dropped = env.now, number, self.dropped_tokens
@@ -285,18 +309,27 @@ class Loop:
                 self._enough = env.event()
                 yield self._enough
             if self.job.is_synchronous:
-                self._stop_rest(batch)
+                yield from self._stop_rest(batch)
             waited = env.now - waiting
             self.marks.append(("rollout", waiting, env.now))
             for name, seconds in self._update_phases():
                 yield from self._phase(name, seconds)
             if not self.job.continues_rollouts:
                 waited += yield from self._drain()
-            yield from self._update_weights()
+            syncing = env.now
+            if self.job.table.sync.overlap:
+                if sync is not None:
+                    yield sync
+                sync = env.process(self._update_weights())
+            else:
+                yield from self._update_weights()
+            synced = env.now - syncing
             ages = [self.version - group.version for group in batch.finished[: batch.kept]]
             self._drop_filtered(batch)
             self.version += 1
-            results.append(LoopStep(env.now, waited, batch.trained, ages, self.dropped_tokens - dropped))
+            dropped_tokens = self.dropped_tokens - dropped
+            rollout = waited if self.job.is_synchronous else batch.seconds
+            results.append(LoopStep(env.now, waited, synced, rollout, batch.trained, ages, dropped_tokens))
             self.start_samples()
         return results
 
@@ -320,9 +353,9 @@ class Loop:
 
     def _update_weights(self) -> Generator[simpy.Event, Any, None]:
         """New weights for engines that stand still. Those that compute caches again forget what they had."""
-        for replica in self.replicas:
-            replica.pause()
+        stops = [replica.pause() for replica in self.replicas]
         yield from self._phase("weight_sync", self.times.weight_sync)
+        yield self.env.all_of(stops)
         for replica in self.replicas:
             if self.job.recomputes_caches and not self.job.is_synchronous:
                 for request in replica.abort():
@@ -368,16 +401,8 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     begin = results[warm_up - 1].end_seconds if warm_up else 0.0
     kept = results[warm_up:]
     rounds = ceil(job.table.sampling_rounds) if job.is_synchronous else 1
-    last = kept[-1].requests
-    ends = np.sort([request.end_seconds for request in last])
-    start = min(request.start_seconds or 0.0 for request in last)
-    if job.is_synchronous:
-        start = (
-            kept[-1].end_seconds
-            - sum(seconds for _, seconds in loop._update_phases())
-            - (times.weight_sync + kept[-1].waited_seconds)
-        )
-    rollout = float(ends[-1] - start)
+    ends = [np.sort([request.end_seconds for request in step.requests]) for step in kept]
+    rollout = fmean(step.rollout_seconds for step in kept)
     again = (rounds - 1) * rollout
     seconds = (kept[-1].end_seconds - begin) / measured + again
     trained_tokens = sum(request.response_tokens for step in kept for request in step.requests) / measured
@@ -387,8 +412,9 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     return RlStepTimes(
         seconds,
         rollout + again,
-        sum(step.waited_seconds for step in kept) / measured + again,
-        float(ends[-1] - ends[int(0.9 * (len(ends) - 1))]),
+        fmean(step.waited_seconds for step in kept) + again,
+        fmean(step.sync_seconds for step in kept),
+        fmean(float(end[-1] - end[int(0.9 * (len(end) - 1))]) for end in ends),
         tuple(request for step in kept for request in step.requests),
         tuple(replica.log for replica in loop.replicas),
         rounds * busy / total_seconds,

@@ -11,10 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heapreplace
 from math import ceil
+from typing import Literal
 
 import numpy as np
 
 from zsim.arrays import Ints
+
+Fill = Literal["first-fit", "padded", "even"]
+"""How samples fill packed micro-batches, see `pack`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,13 @@ class PackedBatch:
     """Length of samples alike that attend to as many tokens as these do: sum of squares over sum."""
 
 
-def pack(lengths: Ints, replicas: int, max_tokens: int) -> PackedBatch:
+def pack(lengths: Ints, replicas: int, max_tokens: int, fill: Fill = "first-fit") -> PackedBatch:
     """Samples of `lengths` tokens on `replicas`, in micro-batches of at most `max_tokens`.
 
     The longest samples come first, each to the replica with the fewest tokens (Graham 1969) and there into
-    the first micro-batch with room.
+    the first micro-batch with room. `fill` "padded" lengthens the last sample of every micro-batch until all
+    have the tokens of the fullest, as stages of a pipeline exchange tensors of one shape. "even" has as many
+    micro-batches as the tokens fill and cuts the samples evenly, so that some are beyond `max_tokens`.
     """
     total, longest = int(lengths.sum()), int(lengths.max())
     most = (total // replicas + longest) // max_tokens  # tokens of a replica, in whole micro-batches
@@ -47,6 +53,14 @@ def pack(lengths: Ints, replicas: int, max_tokens: int) -> PackedBatch:
         bins[replica].put(length)
     count = max(1, max(batches.count for batches in bins))
     squares = float((lengths.astype(np.float64) ** 2).sum())
+    if fill == "even":
+        most = max(load for load, _ in loads)
+        count = min(ceil(most / max_tokens), ceil(len(lengths) / replicas))
+    if fill == "padded":
+        fullest = max(batches.fullest for batches in bins)
+        squares += sum(batches.padded_squares(fullest) for batches in bins)
+        squares += (replicas * count - sum(batches.count for batches in bins)) * fullest**2
+        return PackedBatch(count, fullest, total, squares / (replicas * count * fullest))
     return PackedBatch(count, total / replicas / count, total, squares / total)
 
 
@@ -91,23 +105,40 @@ class _MicroBatches:
 
     def __init__(self, max_tokens: int, most: int) -> None:
         self._leaves = 1 << (most - 1).bit_length()
+        self._max_tokens = max_tokens
         self._rooms = [max_tokens] * (2 * self._leaves)
-        self._used = self._longer = 0
+        self._last = [0] * self._leaves  # tokens of the sample that was put in last
+        self._longer: list[int] = []
+        self._used = 0
 
     @property
     def count(self) -> int:
-        return self._used + self._longer
+        return self._used + len(self._longer)
+
+    @property
+    def fullest(self) -> int:
+        """Tokens of the fullest."""
+        rooms = self._rooms[self._leaves : self._leaves + self._used]
+        return max(*self._longer, self._max_tokens - min(rooms, default=self._max_tokens), 0)
+
+    def padded_squares(self, tokens: int) -> int:
+        """The growth of the sum of squares of samples, if each micro-batch is padded to `tokens`."""
+        rooms = self._rooms[self._leaves : self._leaves + self._used]
+        spare = [tokens - self._max_tokens + room for room in rooms]
+        grown = sum((2 * last + pad) * pad for last, pad in zip(self._last, spare, strict=False))
+        return grown + sum(tokens**2 - length**2 for length in self._longer)
 
     def put(self, length: int) -> None:
         """Add a sample to the first micro-batch with room, or alone to one if it is longer than any."""
         rooms, node = self._rooms, 1
         if length > rooms[1]:
-            self._longer += 1
+            self._longer.append(length)
             return
         while node < self._leaves:
             node *= 2
             node += rooms[node] < length
         self._used = max(self._used, node - self._leaves + 1)
+        self._last[node - self._leaves] = length
         rooms[node] -= length
         while node := node // 2:
             rooms[node] = max(rooms[2 * node], rooms[2 * node + 1])

@@ -74,7 +74,8 @@ class RlResult(Displayable):
     @cached_property
     def exposed_seconds(self) -> dict[str, float]:
         """Seconds of each phase that the step waits for."""
-        return {**self.phases_seconds, "rollout": self.step.exposed_rollout}
+        step = self.step
+        return {**self.phases_seconds, "rollout": step.exposed_rollout, "weight_sync": step.exposed_sync}
 
     @cached_property
     def memory(self) -> Mapping[str, PhaseMemory]:

@@ -82,6 +82,8 @@ class Replica:
         self._is_stretching = False
         self._admits = True
         self._resumption: simpy.Event | None = None
+        self._stop = env.event()
+        self._is_idle = False
 
     @property
     def num_running(self) -> int:
@@ -119,7 +121,9 @@ class Replica:
         return self.process
 
     def abort(self) -> list[SampleRequest]:
-        """Take back all requests, whose generated tokens stay theirs, and free the cache."""
+        """Take back all requests, whose generated tokens stay theirs, and free the cache. No iteration may
+        run, see `pause`.
+        """
         self._update_requests()
         partial = [] if self._partial is None else [self._partial]
         requests = [*self._decoding, *partial, *self._waiting]
@@ -131,14 +135,16 @@ class Replica:
         self._used_blocks = self._promised_blocks = 0
         self.reset_cache()
         self._record()
-        self._interrupt()
         return requests
 
-    def pause(self) -> None:
-        """Stop after the iteration that runs, until `resume`."""
+    def pause(self) -> simpy.Event:
+        """Stop after the iteration that runs, until `resume`. Returns the event that it has ended."""
         if self._resumption is None:
-            self._resumption = self.env.event()
+            self._resumption, self._stop = self.env.event(), self.env.event()
+            if self._is_idle:
+                self._stop.succeed()
             self._interrupt()
+        return self._stop
 
     def resume(self) -> None:
         """Go on after a `pause`."""
@@ -172,11 +178,15 @@ class Replica:
     def _run(self) -> Generator[simpy.Event, Any, None]:
         while True:
             if self._resumption is not None:
+                if not self._stop.triggered:
+                    self._stop.succeed()
                 yield self._resumption
                 continue
             if not self.num_running and not (self._waiting and self._admits):
                 self._arrival = self.env.event()
+                self._is_idle = True
                 yield self._arrival
+                self._is_idle = False
                 continue
             is_short = self._make_room()
             chunks = [] if is_short else self._schedule_prompts()

@@ -130,12 +130,15 @@ class TrainingValues:
 
 @dataclass(frozen=True, slots=True)
 class DeepCompile:
-    """DeepCompile with the passes of its own schedule: at stage 3 after the fifth step the gathers are
-    issued ahead, and some parameters stay gathered.
+    """DeepCompile with the passes of its own schedules: at stage 3 after the fifth step the gathers are
+    issued ahead and some parameters stay gathered, or from the second step on optimizer states are moved.
     """
 
     num_buckets: int
     """Buffers of gradients, which are reduced in turns."""
+    moves: Literal["gathers", "states", "parameters"] = "gathers"
+    """What the passes of stage 3 move: gathers ahead, optimizer states off the GPU for forward and backward,
+    or shards that are in host memory to the GPU."""
     tensor_bytes: int = 0
     """GPU bytes that the passes let tensors take."""
 
@@ -205,6 +208,8 @@ class DeepSpeedConfig(StrategyConfig):
     """Offloaded 16-bit gradients of stage 3 are summed in host memory."""
     fetches_one_by_one: bool = False
     """Stage 3 gathers as before release 0.6, for runs published then."""
+    scatters_after_backward: bool = False
+    """Stage 1 is that of before release 0.4, for runs published then."""
     one_bit: OneBit | None = None
     """The simulated step of 1-bit Adam, 1-bit LAMB or 0/1 Adam."""
     deep_compile: DeepCompile | None = None

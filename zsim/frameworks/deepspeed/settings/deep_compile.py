@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.errors import NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepCompile, DeepSpeedConfig, ZeroConfig
 from zsim.frameworks.deepspeed.settings.release import Release
 from zsim.frameworks.deepspeed.settings.schema import CompileBlock
@@ -16,11 +16,10 @@ from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _SINCE = (0, 19, 5)  # the first release whose passes are those of 0.19.6
 _STAGE = 3
-_MARGIN = 0.1  # of the GPU's memory, which no pass fills (prefetch.py `MARGIN`, selective_gather.py)
+# of the GPU's memory, which no pass fills (`MARGIN` of prefetch.py and offload_adam_states.py)
+_MARGIN, _STATES_MARGIN = 0.1, 0.2
 _SWITCHES = {
     "offload_activation": "DeepCompile's activations on the host",
-    "offload_opt_states": "DeepCompile's optimizer states on the host",
-    "offload_parameters": "DeepCompile's parameters on the host",
     "free_activation": "DeepCompile's activations that are freed early",
     "symmetric_memory": "DeepCompile's gathers from symmetric memory",
     "sync_before_reduce": "DeepCompile that waits around every call",
@@ -34,12 +33,33 @@ def deep_compile_of(block: CompileBlock | None, zero: ZeroConfig) -> DeepCompile
     """DeepCompile where it is on. DeepSpeed leaves stage 0 to torch's compiler."""
     if block is None or not block.deepcompile or zero.stage == 0:
         return None
-    return DeepCompile(2 if block.double_buffer else 1)
+    num_buckets = 2 if block.double_buffer else 1
+    if zero.stage == _STAGE and (block.offload_opt_states or block.offload_parameters):
+        return DeepCompile(num_buckets, "states" if block.offload_opt_states else "parameters")
+    return DeepCompile(num_buckets)
 
 
-def allowed_bytes(capacity: int, context: int) -> int:
-    """GPU bytes that the passes let tensors take: the capacity but for a tenth and the context."""
-    return int(capacity * (1 - _MARGIN)) - context
+def check_offloading(where: str, block: CompileBlock | None, zero: ZeroConfig) -> None:
+    """Raises InputError for what `init_z3` refuses: two targets of offloading."""
+    if block is None or deep_compile_of(block, zero) is None or zero.stage != _STAGE:
+        return
+    targets = {
+        "compile.offload_opt_states": block.offload_opt_states,
+        "compile.offload_activation": block.offload_activation,
+        "compile.offload_parameters": block.offload_parameters,
+        "zero_optimization.offload_optimizer": block.offload_opt_states
+        and zero.offload_optimizer is not None,
+    }
+    names = [name for name, is_on in targets.items() if is_on]
+    if len(names) > 1:
+        raise InputError(f"{where}: {names[0]}: found with {names[1]}, which DeepSpeed refuses; expected one")
+
+
+def allowed_bytes(deep_compile: DeepCompile, capacity: int, context: int) -> int:
+    """GPU bytes that the passes let tensors take: the capacity but for a tenth (a fifth where optimizer
+    states leave) and the context."""
+    margin = _STATES_MARGIN if deep_compile.moves == "states" else _MARGIN
+    return int(capacity * (1 - margin)) - context
 
 
 def find_unsimulated_deep_compile(
@@ -84,11 +104,25 @@ def check_deep_compile(config: DeepSpeedConfig, parallelism: ParallelismConfig) 
         raise NotSimulatedError(f"{where} model parallelism yet; expected data parallelism alone")
 
 
-def deep_compile_notes(where: str, deep_compile: DeepCompile | None) -> list[str]:
-    if deep_compile is None:
+def deep_compile_notes(where: str, block: CompileBlock | None, zero: ZeroConfig) -> list[str]:
+    deep_compile = deep_compile_of(block, zero)
+    if block is None or deep_compile is None:
         return []
+    notes = [
+        f"{where}: compile.{key}: no effect before stage 3, whose passes alone move it"
+        for key in ("offload_opt_states", "offload_parameters")
+        if zero.stage < _STAGE and getattr(block, key)
+    ]
+    if deep_compile.moves == "parameters":
+        return [
+            f"{where}: compile.offload_parameters: moves no parameter that offload_param has not put into "
+            "host memory, and takes the place of the passes that issue gathers ahead"
+        ]
+    when = "fifth step, from which on gathers are issued ahead and parameters stay gathered as memory allows"
+    if deep_compile.moves == "states":
+        when = "first step, from which on optimizer states leave the GPU as memory requires"
     return [
+        *notes,
         f"{where}: compile.deepcompile: simulated as a script runs that calls engine.compile(), at stage 3 "
-        "after the fifth step, from which on gathers are issued ahead and parameters stay gathered as memory "
-        "allows"
+        f"after the {when}",
     ]

@@ -20,7 +20,11 @@ from zsim.frameworks.deepspeed.settings.config import (
     Dtype,
     TrainingValues,
 )
-from zsim.frameworks.deepspeed.settings.deep_compile import deep_compile_notes, deep_compile_of
+from zsim.frameworks.deepspeed.settings.deep_compile import (
+    check_offloading,
+    deep_compile_notes,
+    deep_compile_of,
+)
 from zsim.frameworks.deepspeed.settings.effects import (
     ineffective_key_notes,
     sequence_notes,
@@ -119,6 +123,7 @@ class _Resolver:
         zero = resolve.resolve_zero(reading.zero, release)
         checks.check_zero(reading, zero, release)
         zenflow.check_zenflow(where, zero)
+        check_offloading(where, file.compile, zero)
         zeropp.check_zero_plus_plus(reading, zero, self.world_size, self.gpus_per_node)
         precision, origin = resolve.resolve_precision(reading, self.training)
         self.origins["precision"] = origin if origin != "default" else f"default {release}"
@@ -163,7 +168,7 @@ class _Resolver:
             *one_bit_notes,
             *super_offload_notes(reading, zero, clipping),
             *zenflow.zenflow_notes(where, zero),
-            *deep_compile_notes(where, deep_compile),
+            *deep_compile_notes(where, file.compile, zero),
         ]
         sizes = None if file.tensor_parallel is None else file.tensor_parallel.tensor_parallel
         return DeepSpeedConfig(

@@ -86,6 +86,10 @@ class Release:
     """Stages 1 and 2 let the host wait for a sum of every gradient, by which they look for infinities."""
     looks_at_extremes: Annotated[bool, ReleaseChange("utils.py `has_inf_or_nan`", since=(0, 19, 6))]
     """Infinities are looked for in the greatest and least element of a gradient."""
+    keeps_overflow_local: Annotated[
+        bool, ReleaseChange(f"#6976, #7580, {_STAGE12}", since=(0, 17, 1), until=(0, 18, 0))
+    ]
+    """Stage 1 does not reduce its overflow flag over the ranks that shard."""
     shards_bf16_without_zero: Annotated[bool, ReleaseChange(f"#7515, {_ENGINE}", until=(0, 17, 6))]
     """bf16 at stage 0 ends in BF16_Optimizer, which shards like stage 1."""
     mistakes_bf16_wrapper: Annotated[

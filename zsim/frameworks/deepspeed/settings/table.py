@@ -36,6 +36,9 @@ class DeepSpeedTable(StrategyTable):
     fetches_one_by_one: bool = Field(
         default=False, description="stage 3 gathers parameters one after the other, none ahead, as before 0.6"
     )
+    scatters_after_backward: bool = Field(
+        default=False, description="stage 1 scatters whole gradients after backward, as before 0.4"
+    )
 
     @field_validator("version", mode="before")
     @classmethod

@@ -1,6 +1,6 @@
 """`zero_optimization.zenflow`: what DeepSpeed refuses of it, and what of it is simulated.
 
-Read in DeepSpeed 0.19.6 `runtime/zenflow/engine.py` and `zenflow_stage_1_and_2.py`.
+Read in DeepSpeed 0.19.6 `runtime/zenflow/engine.py`, `engine_stage3.py` and `zenflow_stage_1_and_2.py`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def find_unsimulated_zenflow(zero: ZeroConfig, release: Release) -> str:
     """The part of the block that is not simulated. Empty where all of it is."""
     if zero.zenflow is None or zero.stage == 0:
         return ""
-    if zero.stage == 3:
-        return "ZenFlow at stage 3, only at stages 1 and 2,"
+    if zero.stage == 3 and (names := _additions(zero)):
+        return f"ZenFlow at stage 3 with {names[0]}"
     if zero.stage == 1 and not zero.overlap_comm:
         return "ZenFlow at stage 1 without overlap_comm, which reduces after backward,"
     if release.number < _SINCE:
@@ -56,6 +56,21 @@ def find_unsimulated_zenflow(zero: ZeroConfig, release: Release) -> str:
             "ZenFlow's update_interval 'auto', which follows the gradients (a number, such as 4, would do),"
         )
     return ""
+
+
+def _additions(zero: ZeroConfig) -> list[str]:
+    """Features of stage 3 that are not simulated with ZenFlow."""
+    assert zero.offload_optimizer is not None
+    additions = {
+        "MiCS": zero.is_mics,
+        "hpZ": zero.zero_hpz_partition_size > 1,
+        "qwZ": zero.zero_quantized_weights,
+        "qgZ": zero.zero_quantized_gradients,
+        "super_offload": zero.offload_optimizer.super_offload,
+        "a ratio below 1": zero.offload_optimizer.ratio < 1,
+        "offload_param": zero.offload_param is not None,
+    }
+    return [name for name, is_on in additions.items() if is_on]
 
 
 def overwrite_batch(batch: BatchSizes, zero: ZeroConfig, replicas: int) -> BatchSizes:

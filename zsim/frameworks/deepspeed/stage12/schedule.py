@@ -359,12 +359,9 @@ class Zero12Schedule(DeepSpeedEngine):
         """Gather in one call. Before 0.12.4 it is one call per `allgather_bucket_size` elements, into a list
         of all ranks' parts, to which NCCL's process group copies from a temporary tensor.
         """
-        builder, zero, ranks = self.builder, self.zero, flat.world_size
+        builder, ranks = self.builder, flat.world_size
         is_in_buckets = self._release.gathers_step_in_buckets
-        pieces = max(1, flat.shard_numel * ranks // zero.allgather_bucket_size) if is_in_buckets else 1
-        piece_numel = flat.shard_numel // pieces // _ALIGNMENT * _ALIGNMENT
-        sizes = [piece_numel] * (pieces - 1) + [flat.shard_numel - piece_numel * (pieces - 1)]
-        for shard in sizes:
+        for shard in self._gather_sizes(flat):
             size = shard * ranks * self.param_bytes
             copied_bytes = size if is_in_buckets else 0
             if copied_bytes:
@@ -379,3 +376,11 @@ class Zero12Schedule(DeepSpeedEngine):
                 kernels = move_kernels(copied_bytes, copied_bytes, launches=ranks)
                 builder.kernels("copy parameters out", kernels)
                 builder.free("buffers", copied_bytes)
+
+    def _gather_sizes(self, flat: FlatGroup) -> list[int]:
+        """A rank's elements of each call that gathers the parameters."""
+        if not self._release.gathers_step_in_buckets:
+            return [flat.shard_numel]
+        pieces = max(1, flat.shard_numel * flat.world_size // self.zero.allgather_bucket_size)
+        piece_numel = flat.shard_numel // pieces // _ALIGNMENT * _ALIGNMENT
+        return [piece_numel] * (pieces - 1) + [flat.shard_numel - piece_numel * (pieces - 1)]

@@ -1,8 +1,7 @@
 """ZenFlow at stages 1 and 2: selected columns of gradients update on every GPU at once, the rest on the CPU.
 
-Transcribed from DeepSpeed 0.19.6 `runtime/zenflow/zenflow_stage_1_and_2.py`,
-`ops/adam/zenflow_torch_adam.py` and `csrc/adam/cpu_adam_impl.cpp` (arXiv 2505.12242), which are so since
-0.19.4.
+Transcribed from DeepSpeed 0.19.6 `runtime/zenflow/zenflow_stage_1_and_2.py`, which is so since 0.19.4. Both
+optimizers are in selective_optimizer.py.
 
 # [Note: an interval of ZenFlow]
 The engine overwrites `gradient_accumulation_steps` with `update_interval`, so that a step here is an interval
@@ -22,64 +21,53 @@ anew, once an epoch or every `select_interval` iterations, is left out.
 
 from __future__ import annotations
 
-from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.update import optimizer_kernels
-from zsim.dtypes import DTYPE_BYTES
+from collections.abc import Mapping
+
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
+from zsim.frameworks.deepspeed.selective_optimizer import OptimizerProcess, SelectiveOptimizer
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage12.offload import Zero12OffloadedStates
 from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Memory
-from zsim.plan.shared.host_side import HostSide
 from zsim.plan.stage import Stage
-
-_FP32 = DTYPE_BYTES["fp32"]
 
 
 class ZenFlowStates(Zero12OffloadedStates):
     """ZeRO-Offload's states, in two sets that take turns where the update overlaps."""
 
-    @property
-    def overlaps(self) -> bool:
-        zenflow = self.config.zero.zenflow
-        return zenflow is not None and zenflow.overlap_step
+    def __init__(
+        self, stage: Stage, config: DeepSpeedConfig, shard_numel: int, numels: Mapping[str, int]
+    ) -> None:
+        super().__init__(stage, config, shard_numel, numels)
+        assert config.zero.zenflow is not None
+        optimizer, pinned = stage.training.optimizer, self.is_pinned
+        self.process = (
+            OptimizerProcess(stage.builder, shard_numel, optimizer, is_pinned=pinned)
+            if config.zero.zenflow.overlap_step
+            else None
+        )
 
     def resident(self, parameters: Memory, casts: tuple[int, ...]) -> list[Memory]:
-        """Also a second buffer of gradients and second moments, and the snapshot of the masters."""
-        states = super().resident(parameters, casts)
-        if not self.overlaps:
-            return states
-        size = _FP32 * self.shard_numel
-        return [
-            *states,
-            Memory("gradients", size, "host", self.is_pinned),
-            Memory("optimizer_states", 2 * size + size, "host"),
-        ]
-
-    def start_update(self) -> None:
-        """Start the update with the sums of the interval before: 28 bytes an element, and 8 for the
-        snapshot."""
-        worker = HostSide(self.builder, runs_in_other_thread=True)
-        worker.optimizer("optimizer step", self.shard_numel, self.training.optimizer)
-        self._updated = worker.cast("copy masters", self.shard_numel, "fp32", "fp32")
+        """Also the second set."""
+        return [*super().resident(parameters, casts), *(self.process.memory() if self.process else [])]
 
     def step(self, group: str) -> None:
-        if not self.overlaps:
+        if self.process is None:
             super().step(group)
             return
         self.host.wait(self._last_copy, "wait for gradient copies")
         check_overflow(self.stage, self.config, [], group)
         compute_norm_and_clip(self.stage, self.config, [], group)
-        self.host.wait(self._updated, "wait for the optimizer's process")
+        self.process.wait(self.host)
         self.host.cast("cast weights", self.shard_numel, "fp32", self.config.param_dtype)
         size = self.shard_numel * self.param_bytes
         self.host.copy("weights to GPU", "h2d", size, COMPUTE, is_pinned=False)
 
     def hand_over(self) -> None:
         """Scale the sums for the optimizer's process."""
-        if self.overlaps and (self.config.gradient_clipping > 0 or self.config.precision == "fp16"):
+        if self.process and (self.config.gradient_clipping > 0 or self.config.precision == "fp16"):
             self.host.scale("scale gradients", self.shard_numel)
 
 
@@ -102,6 +90,7 @@ class ZenFlowSchedule(Zero12Schedule):
         super().__init__(stage, config)
         self.partitions_gradients = True
         self.zenflow = config.zero.zenflow
+        self.selective = SelectiveOptimizer(stage.builder, config)
 
     def _make_offload(self) -> ZenFlowStates:
         self.states = ZenFlowStates(self.stage, self.config, self.shard_numel, self._numels)
@@ -117,14 +106,11 @@ class ZenFlowSchedule(Zero12Schedule):
 
     def resident(self) -> list[Memory]:
         """Also the moments of the selected weights, on every GPU or (`offload`) in host memory."""
-        size = 2 * self.param_bytes * sum(map(self._selected, self._numels))
-        if self.zenflow.offload:
-            return [*super().resident(), Memory("optimizer_states", size, "host", self.states.is_pinned)]
-        return [*super().resident(), Memory("optimizer_states", size)]
+        return [*super().resident(), self.selective.moments(sum(map(self._selected, self._numels)))]
 
     def begin_step(self) -> None:
-        if self.states.overlaps:
-            self.states.start_update()
+        if self.states.process:
+            self.states.process.start()
 
     def _keep_slice(self, stream: str) -> int:
         """Broadcast and update the selected part of a bucket, then offload the rank's slice."""
@@ -132,7 +118,8 @@ class ZenFlowSchedule(Zero12Schedule):
         selected = sum(map(self._selected, names))
         size = selected * self.param_bytes
         builder.allocate("buffers", size)
-        self._elementwise("take selected gradients", 2 * size // self.group.size, len(names), stream)
+        slice_bytes = size // self.group.size
+        builder.move("take selected gradients", slice_bytes, slice_bytes, len(names), stream=stream)
         if self.group.size > 1:
             calls = self._reducer.flat.reduces(names, self.zero.reduce_bucket_size)
             for call in calls:
@@ -141,48 +128,22 @@ class ZenFlowSchedule(Zero12Schedule):
                     "broadcast", part, self.config.param_dtype, call.group, stream=stream,
                     name="broadcast selected gradients",
                 )  # fmt: skip
-        self._elementwise("copy selected gradients", 2 * size, len(names), stream)
+        builder.move("copy selected gradients", size, size, len(names), stream=stream)
         if self._is_boundary:
             builder.allocate("buffers", size)
-            self._elementwise("keep selected weights", 2 * size, len(names), stream)
+            builder.move("keep selected weights", size, size, len(names), stream=stream)
         else:
-            self._update_selected(names, stream)
+            self.selective.update(selected, len(names), stream)
             last = builder.record(stream)
             assert last is not None
             builder.free_when_done("buffers", size, last)
         return super()._keep_slice(stream)
 
-    def _update_selected(self, names: list[str], stream: str) -> None:
-        """`group_step`, or `step`: take the columns out of the weights, AdamW, and put them back."""
-        builder, dtype = self.builder, self.config.param_dtype
-        numel = sum(map(self._selected, names))
-        size, moments = numel * self.param_bytes, 2 * numel * self.param_bytes
-        if self.zenflow.offload:
-            pinned = self.states.is_pinned
-            builder.allocate("buffers", moments)
-            self.states.host.copy("selected moments", "h2d", moments, stream, is_pinned=pinned)
-        self._elementwise("take selected weights", 2 * size, len(names), stream)
-        update = optimizer_kernels(
-            numel, "adamw", "foreach", num_tensors=len(names), gradient_dtype=dtype, state_dtype=dtype
-        )
-        builder.kernels("selected update", update, stream=stream)
-        self._elementwise("put selected weights back", 2 * size, len(names), stream)
-        if self.zenflow.offload:
-            event = self.states.host.copy(
-                "selected moments back", "d2h", moments, stream, is_pinned=self.states.is_pinned
-            )
-            assert event is not None
-            builder.free_when_done("buffers", moments, event)
-
-    def _elementwise(self, name: str, moved_bytes: int, launches: int, stream: str) -> None:
-        work = Kernel("elementwise", 0.0, float(moved_bytes), "fp32", (), launches)
-        self.builder.kernels(name, [work], stream=stream)
-
     def optimizer_step(self) -> None:
         super().optimizer_step()
         self.states.hand_over()
-        names = list(self._numels)
-        size = sum(map(self._selected, names)) * self.param_bytes
-        self._elementwise("put kept weights back", 2 * size, len(names), COMPUTE)
-        self._update_selected(names, COMPUTE)
+        selected, num_tensors = sum(map(self._selected, self._numels)), len(self._numels)
+        size = selected * self.param_bytes
+        self.builder.move("put kept weights back", size, size, num_tensors)
+        self.selective.update(selected, num_tensors, COMPUTE)
         self.builder.free("buffers", 2 * size)

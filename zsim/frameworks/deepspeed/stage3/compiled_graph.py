@@ -1,6 +1,7 @@
 """DeepCompile's graphs of a model's forward and backward, and its passes that move gathers.
 
-Transcribed from DeepSpeed 0.19.6 `compile/passes/zero3_compile.py`, `prefetch.py` and `selective_gather.py`.
+Transcribed from DeepSpeed 0.19.6 `compile/passes/zero3_compile.py`, `prefetch.py`, `selective_gather.py` and
+`offload_adam_states.py`.
 
 # [Note: nodes]
 A node here is a module's call in forward, recomputation or backward, where theirs is an operator. A parameter
@@ -12,12 +13,19 @@ of backward, so that a checkpointed block's weights stay from there to their bac
 places, until they are more than 4 GB or would not fit beside what the next node has in the profile. Then the
 gathers that are needed last are left there. Neighbours become one call if the larger of their predicted times
 by 1.2 is above that of the call, which is taken here by bytes, without latencies.
+
+# [Note: states that leave]
+`move_opt_states` goes through the states in the order of sub-groups, for each its moments and its masters.
+The first of them leave at the head of forward, so many that the others fit beside forward's peak. In backward
+the next of them comes back behind the first node from which on it fits beside what any later node takes and
+what came back before. Those that never fit come back at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from zsim.operations.operation import Role
 from zsim.plan.ops import Phase
@@ -177,3 +185,35 @@ def kept_gathered(graphs: CompiledGraphs, sizes: Sequence[int], room: int) -> fr
             break
         kept.append(number)
     return frozenset(kept)
+
+
+def states_that_leave(sizes: Sequence[int], peak: int, limit: int) -> int:
+    """How many states, of `sizes` bytes and from the first on, leave the GPU so that the others fit beside
+    forward's `peak`. See [Note: states that leave].
+    """
+    count, kept = 0, sum(sizes)
+    while count < len(sizes) and peak + kept > limit:
+        kept -= sizes[count]
+        count += 1
+    return count
+
+
+def returns_of_states(
+    sizes: Sequence[int], graph: range, peaks: Sequence[int], limit: int
+) -> dict[int, tuple[int, ...]]:
+    """The states that come back behind each node of backward, by their numbers. `peaks` are the bytes that
+    each of its nodes takes. See [Note: states that leave].
+    """
+    later = list(accumulate(reversed(peaks), max))[::-1]
+    returns: dict[int, tuple[int, ...]] = {}
+    number, back = 0, 0
+    for node, peak in zip(graph, later, strict=True):
+        first = number
+        while number < len(sizes) and peak + back + sizes[number] < limit:
+            back += sizes[number]
+            number += 1
+        if number > first:
+            returns[node] = tuple(range(first, number))
+    if number < len(sizes):
+        returns[graph.stop - 1] = (*returns.get(graph.stop - 1, ()), *range(number, len(sizes)))
+    return returns

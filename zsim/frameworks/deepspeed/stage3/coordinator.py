@@ -139,6 +139,12 @@ class Coordinator:
             self._drop(number)
         return released
 
+    def release_persistent(self) -> None:
+        """Release the persistent parameters too, which the next forward fetches."""
+        for number, is_persistent in enumerate(self._is_persistent):
+            if is_persistent:
+                self._drop(number)
+
     # -- blocks as copies, see zsim.plan.hooks ------------------------------------------------------------
 
     def block_position(self, first: int, other_state: object) -> BlockPosition:

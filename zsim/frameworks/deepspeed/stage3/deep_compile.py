@@ -2,7 +2,7 @@
 
 Transcribed from DeepSpeed 0.19.6 `compile/init_z3.py`, `csrc/compile/z3.cpp` and
 `csrc/includes/deepcompile.h` (arXiv 2504.09983). The passes are in compiled_graph.py. The plan is of a step
-after the fifth, from which on all passes are in force.
+after the fifth, from which on all passes are in force (after the first where optimizer states are moved).
 
 # [Note: a compiled gather]
 Python's hooks are gone, and with them their host time, the queue of fetches and the limits on it. A gather is
@@ -16,6 +16,12 @@ Gradients are copied into a bucket on a stream of their own. A bucket that would
 group of NCCL calls, from the bucket into the rank's gradients, or where they hold a sum or are of another
 type into a temporary tensor that is added. The next gradients go to a second bucket. The host waits for the
 last reduction of every backward. A gradient larger than the bucket makes it as large.
+
+# [Note: optimizer states in host memory]
+Each state that leaves the GPU is copied into page-locked memory on a stream that first waits for all kernels
+issued before, and its block is free once the copy ends. It comes back on the same stream, into a block of the
+compute stream. The host waits for the stream at the end of every backward, so that accumulation repeats the
+copies for every micro-batch (`offload_opt_launch`, `reload_opt`, `reload_copy_stream_sync`).
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.cost.kernels.update import accumulate_kernels
 from zsim.dtypes import DTYPE_BYTES
+from zsim.errors import NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.bucket import GradientBucket
 from zsim.frameworks.deepspeed.stage3.compiled_graph import (
@@ -32,32 +39,40 @@ from zsim.frameworks.deepspeed.stage3.compiled_graph import (
     compiled_graphs,
     gathers_ahead,
     kept_gathered,
+    returns_of_states,
+    states_that_leave,
 )
 from zsim.frameworks.deepspeed.stage3.fetch_trace import parameters_of_calls
 from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Memory
+from zsim.plan.shared.host_side import HostSide
 from zsim.plan.stage import Stage
 from zsim.plan.walk import Walk
 from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
+from zsim.specs.strategy.optimizers import optimizer_of
 
-GATHER, REDUCE, COPY = "all_gather", "reduce_scatter", "gradient_copy"
+GATHER, REDUCE, COPY, STATES = "all_gather", "reduce_scatter", "gradient_copy", "state_copy"
 
 
 @dataclass(frozen=True, slots=True)
-class GatherPlacement:
+class PassDecisions:
     """The decisions of the passes."""
 
     launches: dict[int, Groups] = field(default_factory=dict)
     """The gathers that are issued before a node, by its number."""
     persistent: frozenset[int] = frozenset()
     """The parameters that stay gathered to the end of a step."""
+    leaving: tuple[int, ...] = ()
+    """Bytes of each optimizer state that leaves the GPU."""
+    returns: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The states that come back behind a node, by the node's number."""
 
 
 class DeepCompileSchedule(Zero3Schedule):
     """Stage 3 whose gathers and reductions are operators of graphs. See the module's notes."""
 
-    def __init__(self, stage: Stage, config: DeepSpeedConfig, passes: GatherPlacement) -> None:
+    def __init__(self, stage: Stage, config: DeepSpeedConfig, passes: PassDecisions) -> None:
         super().__init__(stage, config)
         assert config.deep_compile is not None
         self.passes, self.compiled = passes, config.deep_compile
@@ -70,6 +85,7 @@ class DeepCompileSchedule(Zero3Schedule):
         self._node = 0
         self._events: dict[int, int] = {}  # by gathered parameter, the event of its gather
         self._bucket_events: list[int | None] = [None] * self.compiled.num_buckets
+        self.host = HostSide(self.builder)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -83,17 +99,44 @@ class DeepCompileSchedule(Zero3Schedule):
         """Bytes of each gathered parameter."""
         return [parameter.padded_numel * self.param_bytes for parameter in self.trace.parameters]
 
+    @property
+    def state_sizes(self) -> list[int]:
+        """Bytes of the optimizer states that the pass may move, in its order."""
+        master = DTYPE_BYTES[self.config.master_weights_dtype]
+        moment = DTYPE_BYTES[self.config.optimizer_states_dtype]
+        widths = [*[moment] * (optimizer_of(self.training.optimizer).moments or 0), master]
+        return [width * self._group_numel(group) for group in self.sub_groups for width in widths]
+
     def resident(self) -> list[Memory]:
+        """Also parameters that stay gathered. States that leave the GPU are allocated by the step."""
         kept = sum(self.gathered_sizes[number] for number in self.passes.persistent)
-        return [*super().resident(), *([Memory("buffers", kept)] if kept else [])]
+        memories = [*super().resident(), *([Memory("buffers", kept)] if kept else [])]
+        if self.compiled.moves != "states":
+            return memories
+        leaving, copies = sum(self.passes.leaving), sum(self.state_sizes)
+        memories = [
+            replace(memory, bytes=memory.bytes - leaving) if memory.category == "optimizer_states" else memory
+            for memory in memories
+        ]
+        return [*memories, Memory("optimizer_states", copies, "host", is_pinned=True)]
 
     # -- gathers ----------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         self._events = {}
+        for size in self.passes.leaving:
+            self.builder.allocate("optimizer_states", size)
 
     def begin_forward(self, micro_batch: int) -> None:
+        """Send states to host memory. See [Note: optimizer states in host memory]."""
         self._node = 0
+        if not self.passes.leaving:
+            return
+        self.builder.wait_stream(STATES, COMPUTE)
+        for number, size in enumerate(self.passes.leaving):
+            event = self.host.copy(f"state {number} to host", "d2h", size, STATES)
+            assert event is not None
+            self.builder.free_when_done("optimizer_states", size, event)
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         self._node = self.graphs.num_forward
@@ -146,6 +189,15 @@ class DeepCompileSchedule(Zero3Schedule):
             self.builder.free("buffers", size)
         else:
             self.builder.free_when_done("buffers", size, last)
+        for number in self.passes.returns.get(self._node - 1, ()):
+            self._bring_back(number)
+
+    def _bring_back(self, number: int) -> None:
+        """`move_back_key`: a state returns to the GPU."""
+        size = self.passes.leaving[number]
+        self.builder.allocate("optimizer_states", size, stream=COMPUTE)
+        self.builder.wait_stream(STATES, COMPUTE)
+        self.host.copy(f"state {number} to the GPU", "h2d", size, STATES)
 
     # -- gradients --------------------------------------------------------------------------------------
 
@@ -194,9 +246,17 @@ class DeepCompileSchedule(Zero3Schedule):
 
     def end_backward(self) -> None:
         """`endBackward`: the host waits for the last reduction."""
+        if self.passes.leaving:
+            self.builder.host_wait(self.builder.record(STATES))
+            self.builder.host("optimizer states are back")
         self._reduce()
         self.builder.host_wait(self.builder.record(REDUCE))
         self.builder.host("end of backward")
+
+    def optimizer_step(self) -> None:
+        super().optimizer_step()
+        for size in self.passes.leaving:
+            self.builder.free("optimizer_states", size)
 
 
 def make_deep_compile(stage: Stage, config: DeepSpeedConfig) -> DeepCompileSchedule:
@@ -206,14 +266,36 @@ def make_deep_compile(stage: Stage, config: DeepSpeedConfig) -> DeepCompileSched
     """
     assert config.deep_compile is not None
     limit = config.deep_compile.tensor_bytes
-    plain = _profile(stage, config, GatherPlacement())
+    if config.deep_compile.moves == "parameters":
+        return DeepCompileSchedule(stage, config, PassDecisions())
+    plain = _profile(stage, config, PassDecisions())
+    if config.deep_compile.moves == "states":
+        if stage.training.optimizer not in ("adam", "adamw"):
+            raise NotSimulatedError(
+                f"{config.name}: compile.offload_opt_states: found with {stage.training.optimizer}, of whose "
+                "states DeepSpeed moves only what Adam names so; expected adamw"
+            )
+        return DeepCompileSchedule(stage, config, _place_states(plain, limit))
     launches = gathers_ahead(plain.graphs, _node_peaks(plain), plain.gathered_sizes, limit)
-    moved = _profile(stage, config, GatherPlacement(launches))
+    moved = _profile(stage, config, PassDecisions(launches))
     persistent = kept_gathered(moved.graphs, moved.gathered_sizes, limit - max(_node_peaks(moved)))
-    return DeepCompileSchedule(stage, config, GatherPlacement(launches, persistent))
+    return DeepCompileSchedule(stage, config, PassDecisions(launches, persistent))
 
 
-def _profile(stage: Stage, config: DeepSpeedConfig, passes: GatherPlacement) -> DeepCompileSchedule:
+def _place_states(plain: DeepCompileSchedule, limit: int) -> PassDecisions:
+    """The decisions of `move_opt_states` by the profile `plain`: that of forward without any state on the
+    GPU, that of backward with those that forward has left there. See [Note: states that leave] of
+    compiled_graph.py.
+    """
+    sizes, (forward, backward) = plain.state_sizes, plain.graphs.graphs
+    peaks = [peak - sum(sizes) for peak in _node_peaks(plain)]
+    count = states_that_leave(sizes, max(peaks[node] for node in forward), limit)
+    kept = sum(sizes[count:])
+    returns = returns_of_states(sizes[:count], backward, [peaks[node] + kept for node in backward], limit)
+    return PassDecisions(leaving=tuple(sizes[:count]), returns=returns)
+
+
+def _profile(stage: Stage, config: DeepSpeedConfig, passes: PassDecisions) -> DeepCompileSchedule:
     """Hooks that one micro-batch has been walked with, on a builder of their own."""
     training = replace(stage.training, gradient_accumulation_steps=1)
     workload = make_workload(stage.workload.model, training)

@@ -6,6 +6,8 @@ Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage3.py`. The reduction of qua
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from zsim.cost.kernels.update import accumulate_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
@@ -37,6 +39,8 @@ class Zero3Gradients(DeepSpeedEngine):
     gradients.
     """
 
+    offloaded_states: ClassVar[type[Zero3OffloadedStates]] = Zero3OffloadedStates
+
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage, config)
         self.group = self._make_group()
@@ -52,7 +56,7 @@ class Zero3Gradients(DeepSpeedEngine):
         self.offload: Zero3OffloadedStates | None = None
         if self.zero.offload_optimizer is not None:
             is_super = self.zero.offload_optimizer.super_offload and not self.zero.is_mics
-            self.offload = (SuperOffloadedStates if is_super else Zero3OffloadedStates)(
+            self.offload = (SuperOffloadedStates if is_super else self.offloaded_states)(
                 stage, config, self.store, self.reduce_stream,
                 ratio=self._offload_ratio(self.zero.offload_optimizer.ratio),
             )  # fmt: skip

@@ -197,7 +197,9 @@ class SyncTable(StrictTable):
         default=None, description="bytes that are gathered and handed over at once; left out: the framework's"
     )
     every: Count = Field(default=1, description="steps between two syncs")
-    overlap: StrictBool = Field(default=False, description="the sync runs beside training")
+    overlap: StrictBool = Field(
+        default=False, description="the trainer goes on while engines get new weights"
+    )
 
 
 class OffloadTable(StrictTable):
@@ -270,7 +272,6 @@ class RlTable(StrictTable):
         description=f"whose phases, offloads and times of the host: {', '.join(workflow_names())}; left out: "
         f"{default_workflow()}",
     )
-    version: str | None = Field(default=None, description="the framework's release; left out: the newest")
     prompts_per_step: Count = Field(description="prompts of a rollout")
     samples_per_prompt: Count = Field(default=1, description="responses to a prompt")
     mini_batch_samples: Count | None = Field(
@@ -285,6 +286,16 @@ class RlTable(StrictTable):
     micro_batch_tokens: Count | None = Field(
         default=None,
         description="tokens of a packed micro-batch; left out: those of training.micro_batch_size sequences",
+    )
+    logprob_micro_batch_size: Count | None = Field(
+        default=None,
+        description="samples of a micro-batch of passes without backward; left out: "
+        "training.micro_batch_size",
+    )
+    logprob_micro_batch_tokens: Count | None = Field(
+        default=None,
+        description="tokens of a packed micro-batch of passes without backward; left out: those of "
+        "logprob_micro_batch_size sequences, or of an update",
     )
     reference: Literal["none", "resident", "host"] | None = Field(
         default=None,
