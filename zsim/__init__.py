@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from zsim.study.needs import NeedsResult, needs
     from zsim.study.rent.rent import RentResult, rent
     from zsim.study.replay.replay import Replay, replay
-    from zsim.study.scaling.result import ScalingResult, scaling
+    from zsim.study.scaling.result import ScalingResult
+    from zsim.study.scaling.scaling import scaling
     from zsim.study.sensitivity.result import SensitivityResult, sensitivity
     from zsim.study.sweep.sweep import SweepResult, sweep
     from zsim.study.topologies.result import (
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
         bench_collectives,
         compare_topologies,
     )
-    from zsim.study.tune.result import TuneResult, tune
+    from zsim.study.tune.result import TuneResult
+    from zsim.study.tune.tune import tune
     from zsim.study.whole_runs import RunResult, simulate_run
     from zsim.trace.readers.read import read_trace
     from zsim.workflows.rl.result import RlResult, simulate_rl
@@ -67,11 +69,11 @@ _MODULE_OF = {
     "simulate_flows": "zsim.fluid.pool",
     "sweep": "zsim.study.sweep.sweep",
     "SweepResult": "zsim.study.sweep.sweep",
-    "tune": "zsim.study.tune.result",
+    "tune": "zsim.study.tune.tune",
     "TuneResult": "zsim.study.tune.result",
     "rent": "zsim.study.rent.rent",
     "RentResult": "zsim.study.rent.rent",
-    "scaling": "zsim.study.scaling.result",
+    "scaling": "zsim.study.scaling.scaling",
     "ScalingResult": "zsim.study.scaling.result",
     "sensitivity": "zsim.study.sensitivity.result",
     "SensitivityResult": "zsim.study.sensitivity.result",

@@ -12,8 +12,8 @@ import pytest
 
 import zsim
 from tests.benchmarks.test_speed import in_timeouts, median_timeouts, raw_timeout_seconds
+from tests.study.tune.conftest import tune
 from validation.published.tune import SETTINGS
-from zsim.study.tune.tune import tune
 
 pytestmark = pytest.mark.speed
 
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.speed
 def test_a_whole_search_of_a_published_setting(benchmark: Any, setting: Any) -> None:
     """Bounds and exact memory leave a quarter of the space at most to be simulated; two fifths where
     selective checkpoints make so little again that their bounds reach below the best."""
-    tuned = tune(setting.load(), count=1)
+    tuned = tune(setting.load(), top=1)
     share = 0.4 if "MPT-7B" in setting.name else 0.25
     assert tuned.num_simulated <= share * tuned.search.num_candidates
-    ratio = in_timeouts(benchmark, lambda: tune(setting.load(), count=1), rounds=1)
+    ratio = in_timeouts(benchmark, lambda: tune(setting.load(), top=1), rounds=1)
     benchmark.extra_info["simulated"] = tuned.num_simulated
     assert ratio < 2e8
 
@@ -36,7 +36,7 @@ def test_a_thousand_gpus_are_searched_in_a_minute_of_one_core(benchmark: Any) ->
         model="llama-3-70b", cluster="dgx-h100", nodes=128,
         training={"sequence_length": 8192, "gradient_accumulation_steps": 2}, strategy={"kind": "fsdp2"},
     )  # fmt: skip
-    assert in_timeouts(benchmark, lambda: tune(experiment, count=1), rounds=1) < 9e7
+    assert in_timeouts(benchmark, lambda: tune(experiment, top=1), rounds=1) < 9e7
 
 
 def test_an_8b_job_on_16_gpus_is_searched_in_seconds() -> None:

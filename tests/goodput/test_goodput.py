@@ -15,7 +15,6 @@ import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.goodput.goodput import simulate_run
 from zsim.goodput.page import goodput_page, trust_rows
 from zsim.goodput.prepared import prepare
 from zsim.goodput.runs import Draw, run_draws, wake_processes
@@ -27,6 +26,7 @@ from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
 from zsim.plan.workload.workload import Workloads
 from zsim.report.views.text.sentences import format_trust
+from zsim.study.whole_runs import simulate_run
 from zsim.units import format_seconds
 
 STATED = {"every": "20 min", "blocking": "5 s", "durable": "60 s", "load": "1 min", "bytes": "96 GB"}

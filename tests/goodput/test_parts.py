@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.errors import ZsimError
-from zsim.goodput.goodput import simulate_run
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.progress import SaveCycle, TrainingInterval
+from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import Runs, num_parts, num_seeds, pilot_of, run_seeds, shorten_scenario
 from zsim.goodput.scenario import Cause, Failures, Recovery, Saves, Scenario
-from zsim.goodput.simulated_run import SimulatedRun
+from zsim.study.whole_runs import simulate_run
 
 
 def often_failing(steps: int, mean: float = 1_000.0, **more: Any) -> Scenario:

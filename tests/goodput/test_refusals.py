@@ -11,8 +11,8 @@ import pytest
 import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoints.framework import saved_files
-from zsim.goodput.goodput import simulate_run
 from zsim.specs.experiment.resolve import resolve
+from zsim.study.whole_runs import simulate_run
 
 ZSIM = Path(__file__).parents[2] / "zsim"
 FILES = [

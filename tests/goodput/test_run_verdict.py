@@ -12,13 +12,11 @@ from typer.testing import CliRunner
 
 import zsim
 from zsim.cli import app
-from zsim.goodput.goodput import simulate_run
 from zsim.goodput.page import goodput_page
-from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines
 from zsim.report.fit import fit_of
 from zsim.report.memory import allocator_notes
-from zsim.study.whole_runs import RunResult
+from zsim.study.whole_runs import RunResult, simulate_run
 from zsim.ui.whole_run import run_sentences
 
 SAVES = {"every": 100, "blocking": "1 s", "load": "5 s", "bytes": "10 GB"}
@@ -111,7 +109,7 @@ def test_nothing_of_a_runs_text_measures_error_but_the_interval(short: RunResult
 
 
 def test_every_way_to_a_run_judges_the_same_step(short: RunResult) -> None:
-    again: SimulatedRun = simulate_run(short.prepared.experiment, seeds=2, compares=False)
+    again: RunResult = simulate_run(short.prepared.experiment, seeds=2, compares=False)
     assert again.fits is short.fits is False
     assert again.tightest_report.step_seconds == short.tightest_report.step_seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from zsim.explain.report_of import report_of
 from zsim.operations import BACKWARD, FORWARD, Module
 from zsim.operations.hyper_connection import StreamCollapse, StreamExpand
 from zsim.operations.mixers.compressed_attention import CompressedAttention, KeyPooling
+from zsim.operations.operation import operations_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -63,6 +65,26 @@ def test_what_attention_keeps() -> None:
     """Queries and output of 64 x 512 numbers, a key and a quarter of an entry of 512, 64 sums, 512 ids."""
     kept = Module("core", SPARSE).saved_bytes(BatchShape(1, 4096), OPTIONS)
     assert kept == 4096 * (2 * 64 * 512 * 2 + 640 * 2 + 64 * 4 + 512 * 4)
+
+
+def test_a_loss_of_the_indexer_compares_its_scores_with_the_attentions() -> None:
+    """Of all 1,024 entries before a mean token or of 512 chosen ones: 64 x 512 for the attention's scores and
+    2 x 64 x 128 for both gradients. Kept are the indexer's 64 queries of 128, a quarter of an entry of 128,
+    and 64 weights, in 16 bits.
+    """
+    full, chosen = replace(SPARSE, loss="full"), replace(SPARSE, loss="sparse")
+    for work, pairs in ((full, 8192 * 1024), (chosen, 8192 * 512)):
+        assert flops(work, "indexer", FORWARD) - flops(SPARSE, "indexer", FORWARD) == 2 * 64 * 512 * pairs
+        assert flops(work, "indexer", BACKWARD) == 2 * 2 * 64 * 128 * pairs
+    kept = [Module("core", work).saved_bytes(BatchShape(1, 4096), OPTIONS) for work in (full, SPARSE)]
+    assert kept[0] - kept[1] == 4096 * 2 * (64 * 128 + 32 + 64)
+
+
+@pytest.mark.parametrize("loss", ["none", "full"])
+def test_a_file_says_what_trains_the_indexer(loss: str) -> None:
+    model = model_from_config({**TINY, "indexer_loss": loss}, "tiny", "tiny.json")
+    works = operations_of(model.blocks[2].modules, CompressedAttention)
+    assert [work.loss for work in works] == [loss]
 
 
 def test_pooling_keeps_features_and_gates_of_both_windows() -> None:

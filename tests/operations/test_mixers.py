@@ -116,6 +116,27 @@ def test_mamba_ssms_function_norms_by_itself() -> None:
     assert mixer_bytes("nemotron-3-nano-30b-a3b", 0, torch_fused) == 55_936 - 8_192
 
 
+@pytest.mark.parametrize(
+    ("options", "gate"),
+    [
+        (WorkOptions(), 4 + 4 + 1 + 4 + 4 + 4),
+        (WorkOptions(compile=True), 2 + 4 + 4),
+        (replace(FUSED, layers=LAYER_KERNELS["megatron"]), 2),
+    ],
+    ids=["transformers", "compiled", "megatron"],
+)
+def test_kimi_delta_keeps_what_flas_function_saves(options: WorkOptions, gate: int) -> None:
+    """32 heads of 128, by `save_for_backward` of fla bc3b101d ops/kda/chunk.py: q, k and v of 4,096 in 16
+    bits, A_qk and A_kk of 64 a head, q_rstd and k_rstd in fp32, beta, and per channel of the gate the decays
+    and their sums in fp32, or the product where the gate is in the kernel. Before it transformers' gate keeps
+    exp, 1 + exp, softplus and a mask (`test_the_gate_of_kimi_delta_keeps_what_autograd_keeps`).
+    """
+    beta = 4 if options.layers.gates_in_kernel else 2
+    assert sum(KimiDelta(32, 128).kept_sizes(options)) == (
+        3 * 4096 * 2 + 2 * 32 * 64 * 2 + 32 * (8 + beta) + 4096 * gate
+    )
+
+
 def test_a_decay_for_every_channel_moves_more_than_one_for_a_head() -> None:
     """24 bytes a key's channel, and a second matrix of a chunk read and written."""
     one, many = GatedDelta(32, 32, 128, 128), KimiDelta(32, 128)
@@ -172,10 +193,10 @@ def test_mamba_2_exchanges_each_of_its_inputs_by_itself() -> None:
 @pytest.mark.parametrize(
     ("model_type", "strategy", "parallelism", "name"),
     [
-        ("jamba", {"kind": "megatron"}, {"context": 2}, "Mamba, of which Megatron has no context"),
+        ("jamba", {"kind": "megatron"}, None, "Mamba, of which Megatron has no layer"),
         ("kimi_linear", {"kind": "megatron"}, {"context": 2}, "Kimi delta attention"),
-        ("lfm2", {"kind": "megatron"}, {"tensor": 2}, "short convolutions"),
-        ("minimax", {"kind": "megatron"}, {"context": 2}, "lightning attention"),
+        ("lfm2", {"kind": "megatron"}, None, "short convolutions"),
+        ("minimax", {"kind": "megatron"}, None, "lightning attention"),
         ("qwen3_5_text", {"kind": "deepspeed", "stage": 1}, {"tensor": 2}, "Gated DeltaNet"),
         (
             "qwen3_5_text",
@@ -186,7 +207,7 @@ def test_mamba_2_exchanges_each_of_its_inputs_by_itself() -> None:
     ],
 )
 def test_what_a_framework_does_not_share_is_refused_by_name(
-    model_type: str, strategy: dict[str, Any], parallelism: dict[str, Any], name: str
+    model_type: str, strategy: dict[str, Any], parallelism: dict[str, Any] | None, name: str
 ) -> None:
     with pytest.raises(NotSimulatedError, match=name):
         job_of(model_type, strategy, parallelism)
@@ -215,21 +236,29 @@ def _workload(job: Job) -> Any:
     return make_workload(stages_of(job.model, plan_basis(job).parallelism)[0], job.training)
 
 
-@pytest.mark.parametrize("model_type", MODELS)
+STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fsdp2": ({"kind": "fsdp2"}, {"activation_checkpointing": "full"}),
+    "torchtitan": (
+        {"kind": "fsdp2", "wrapping": "torchtitan"},
+        {"activation_checkpointing": "selective-op", "compile": True},
+    ),
+    "zero3": ({"kind": "deepspeed", "stage": 3}, {}),
+    "megatron": ({"kind": "megatron"}, {"activation_checkpointing": "selective"}),
+}
+WITHOUT_MEGATRON = ("jamba", "minimax", "lfm2")
+
+
 @pytest.mark.parametrize(
-    ("strategy", "training"),
+    ("model_type", "name"),
     [
-        ({"kind": "fsdp2"}, {"activation_checkpointing": "full"}),
-        (
-            {"kind": "fsdp2", "wrapping": "torchtitan"},
-            {"activation_checkpointing": "selective-op", "compile": True},
-        ),
-        ({"kind": "deepspeed", "stage": 3}, {}),
-        ({"kind": "megatron"}, {"activation_checkpointing": "selective"}),
+        (model_type, name)
+        for model_type in MODELS
+        for name in STRATEGIES
+        if name != "megatron" or model_type not in WITHOUT_MEGATRON
     ],
-    ids=["fsdp2", "torchtitan", "zero3", "megatron"],
 )
-def test_frameworks_train_them(model_type: str, strategy: dict[str, Any], training: dict[str, Any]) -> None:
+def test_frameworks_train_them(model_type: str, name: str) -> None:
+    strategy, training = STRATEGIES[name]
     report = report_of(simulate_job(job_of(model_type, strategy, **training)), 0.0)
     assert report.step_seconds > 0
 

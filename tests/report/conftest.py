@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,10 +30,12 @@ EXPERIMENT = {
 
 
 def reported(trace: Trace, simulation: SimulationStats, **values: Any) -> Report:
-    """The report of `trace`; `values` are those of the job, of the machine, or of `make_report`."""
+    """The report of `trace`; `values` are those of the job, of the machine, or of the report."""
     facts = JobFacts(**{name: values.pop(name) for name in JobFacts.__slots__ if name in values})
     use = MachineUse(**{name: values.pop(name) for name in MachineUse.__slots__ if name in values})
-    return make_report(traced_step(trace), facts, simulation, use, **values)
+    names = ("step_seconds_without_overlap", "offload_seconds_range", "pipeline")
+    simulated = {name: values.pop(name) for name in names if name in values}
+    return replace(make_report(traced_step(trace), facts, simulation, use, **simulated), **values)
 
 
 @pytest.fixture

@@ -59,16 +59,17 @@ def _settings(value: Any) -> Any:
     return replace(value, name="", origins=()) if isinstance(value, DeepSpeedConfig) else value
 
 
-# Of which zsim knows Megatron's kernels alone.
+# Sparse attention, of which zsim knows Megatron's kernels alone, and layers that share a block.
 SPARSE = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3_vl")
+KINDS = dict.fromkeys(SPARSE, "megatron") | {"zamba2": "ddp"}
 
 
-@pytest.mark.parametrize("name", [name for name in model_preset_names() if name != "zamba2-7b"])
+@pytest.mark.parametrize("name", model_preset_names())
 def test_a_changed_model_is_read_back(name: str, tmp_path: Path) -> None:
     """A changed config.json stands in the experiment, where null is a value: DeepSeek-V2-Lite's `q_lora_rank`
-    is null, and without the key it is 1,536 (15.749 billion parameters for 15.706). Zamba2 has no plan."""
+    is null, and without the key it is 1,536 (15.749 billion parameters for 15.706)."""
     config = json.loads(model_preset_path(name).read_text(encoding="utf-8"))
-    kind = "megatron" if config["model_type"] in SPARSE else "fsdp2"
+    kind = KINDS.get(config["model_type"], "fsdp2")
     training = {"activation_checkpointing": "none"}  # the only one that hyper-connections take everywhere
     data = {
         "model": name, "cluster": "dgx-h100", "nodes": 2, "strategy": {"kind": kind}, "training": training,

@@ -12,6 +12,7 @@ import pytest
 from zsim import Experiment, make_plan, simulate
 from zsim.cost.flops import active_numel
 from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workloads
 from zsim.specs.model.families.decoders import decoders
 from zsim.specs.model.huggingface import load_model, model_from_config
@@ -93,13 +94,54 @@ def test_longcat_flash_has_the_parameters_of_its_checkpoint() -> None:
     assert experts.op_spec.active_fraction == 8 / 512
 
 
-def test_blocks_that_layers_share_are_counted_and_not_simulated() -> None:
-    experiment = Experiment(
-        model="Zyphra/Zamba2-7B", cluster="dgx-h100", nodes=1, training={"sequence_length": 512},
-        strategy={"kind": "fsdp2"},
-    )  # fmt: skip
-    with pytest.raises(NotSimulatedError, match="blocks of attention that several layers share"):
-        make_plan(experiment)
+ZAMBA2 = {
+    "model_type": "zamba2", "vocab_size": 96, "hidden_size": 64, "num_attention_heads": 4,
+    "num_mem_blocks": 1, "adapter_rank": 8, "n_mamba_heads": 4, "mamba_d_state": 16,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"], "num_hidden_layers": 5,
+}  # fmt: skip
+QUERY = "model.layers.1.shared_transformer.self_attn.q_proj"
+
+
+def shared_plan(**strategy: Any) -> Plan:
+    return make_plan(
+        Experiment(
+            model=ZAMBA2,
+            cluster="dgx-h100",
+            nodes=1,
+            strategy=strategy,
+            training={"sequence_length": 512, "micro_batch_size": 1},
+        )
+    )
+
+
+def test_a_layer_that_shares_a_block_uses_the_parameters_of_the_first() -> None:
+    """Queries, keys and values of 128 x 128, an output of 64 x 128, an MLP of 64 x 512 and 256 x 64, norms of
+    128 and 64, and in the first three adapters of 8 (64 + 512).
+    """
+    model = model_from_config(ZAMBA2, "tiny", "tiny.json")
+    first, later = model.blocks[1], model.blocks[3]
+    shared = 3 * 128 * 128 + 64 * 128 + 64 * 512 + 256 * 64 + 128 + 64 + 3 * 8 * (64 + 512)
+    assert first.numel - later.numel == shared
+    assert QUERY in {module.lender for module in later.modules}
+
+
+def test_zero_3_gathers_a_shared_block_for_every_layer_and_reduces_its_gradient_once() -> None:
+    """The query of 128 x 128 in 16 bits for the forward and the backward of each of three layers. The small
+    norms, below the threshold of persistent parameters, make no difference.
+    """
+    nothing_stays = ("param_persistence_threshold", "prefetch_bucket_size", "max_live_parameters")
+    zero = {"stage": 3, **{f"stage3_{key}": 0 for key in (*nothing_stays, "max_reuse_distance")}}
+    plan = shared_plan(kind="deepspeed", config={"zero_optimization": zero, "bf16": {"enabled": True}})
+    gathers = [op.name for op in plan.ops if isinstance(op.work, Collective) and QUERY in op.name]
+    sums = [op.name for op in plan.ops if op.name.startswith("add tied gradient") and "q_proj" in op.name]
+    assert len(gathers) == 6, gathers
+    assert sums == [f"add tied gradient {name}" for name in (QUERY.replace("layers.1", "layers.3"), QUERY)]
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2", "megatron"])
+def test_layers_that_share_a_block_are_refused_where_units_gather_their_own(kind: str) -> None:
+    with pytest.raises(NotSimulatedError, match=r"share a block of attention, .* 'ddp' or 'deepspeed'"):
+        shared_plan(kind=kind)
 
 
 def test_gemma_3n_goes_on_with_four_streams_of_which_a_checkpoint_holds_all() -> None:

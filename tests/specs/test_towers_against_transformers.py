@@ -13,9 +13,11 @@ pytest.importorskip("transformers", reason="needs transformers: pip install zsim
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.kimi_linear import modeling_kimi_linear
 
 from tests.saved_bytes import saved_bytes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations.mixers.kimi_delta import KimiDelta
 from zsim.operations.operation import FORWARD
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
@@ -290,3 +292,16 @@ def test_a_block_of_gemma_3n_keeps_the_bytes_of_transformers() -> None:
         ),
     )
     assert kept == pytest.approx(measured - 2 * tokens * head * 2, rel=0.01)
+
+
+def test_the_gate_of_kimi_delta_keeps_what_autograd_keeps() -> None:
+    """Per channel, exp, the sum, softplus and a mask, and in fla's function the decays and their sums."""
+    config = transformers.AutoConfig.for_model("kimi_linear")
+    gate = modeling_kimi_linear.KimiLinearForgetGate(config).to(torch.bfloat16)
+    hidden = torch.zeros(1, 64, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    low_rank = torch.zeros(1, 64, 128, dtype=torch.bfloat16)
+    kept = saved_bytes([hidden, *gate.parameters()], lambda: gate(hidden)) - low_rank.nbytes
+    work = KimiDelta(32, 128)
+    sizes = work.kept_sizes(WorkOptions())[3:9]
+    assert sum(sizes[:4]) * 64 == pytest.approx(kept, rel=0.01)
+    assert sizes[4:] == (4096 * 4,) * 2

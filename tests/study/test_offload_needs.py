@@ -11,7 +11,7 @@ from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.load import change_experiment
 from zsim.study.advice import simulate
-from zsim.study.needs import Need, offload_need, offload_needs
+from zsim.study.needs import Need, needs, offload_need
 from zsim.study.search import least_factor
 from zsim.study.sensitivity.sensitivity import HARDWARE
 from zsim.units import format_seconds
@@ -122,13 +122,13 @@ def test_the_words_follow_from_what_is_left_to_wait_for() -> None:
 
 
 def test_drives_are_asked_about_where_they_are_used() -> None:
-    names = [need.resource for need in offload_needs(experiment_of({"offload_param": {"device": "cpu"}}))]
+    names = [need.resource for need in needs(experiment_of({"offload_param": {"device": "cpu"}}))]
     assert names == ["pcie", "host memory", "cpu"]
 
 
 def test_questions_without_an_answer_are_errors() -> None:
     with pytest.raises(InputError, match="nothing is offloaded"):
-        offload_needs(experiment_of({}))
+        needs(experiment_of({}))
     with pytest.raises(InputError, match=r"found 'drive', expected one of drives.*did you mean 'drives'"):
         offload_need(experiment_of({"offload_optimizer": NVME}), "drive")
     with pytest.raises(InputError, match="no drives to ask about"):

@@ -11,6 +11,7 @@ import pytest
 
 import zsim
 from zsim.goodput import goodput
+from zsim.goodput.prepared import prepare
 from zsim.study import progress
 from zsim.study.check.baseline import read_baseline
 from zsim.study.check.check import COUNTED, run_check
@@ -45,8 +46,11 @@ def test_a_terminal_is_watched_and_a_pipe_is_not(monkeypatch: pytest.MonkeyPatch
 
 def test_a_whole_run_tells_how_far_it_is_and_is_silent_in_a_pipe(capfd: pytest.CaptureFixture[str]) -> None:
     told: list[tuple[str, int]] = []
-    goodput.simulate_run(
-        zsim.Experiment(**RUN), jobs=1, compares=False, on_done=lambda kind, count: told.append((kind, count))
+    goodput.simulate_prepared(
+        prepare(zsim.Experiment(**RUN)),
+        jobs=1,
+        compares=False,
+        on_done=lambda kind, count: told.append((kind, count)),
     )
     runs = [count for kind, count in told if kind == "runs"]
     intervals = [count for kind, count in told if kind == "intervals"]
@@ -58,11 +62,11 @@ def test_a_whole_run_tells_how_far_it_is_and_is_silent_in_a_pipe(capfd: pytest.C
 
 def test_on_processes_runs_are_told_in_parts_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """More failures than one process is worth: 6 seeds in parts of one on 2 processes."""
-    alone = goodput.simulate_run(zsim.Experiment(**RUN), jobs=1, compares=False)
+    alone = goodput.simulate_prepared(prepare(zsim.Experiment(**RUN)), jobs=1, compares=False)
     monkeypatch.setattr("zsim.goodput.runs._MIN_FAILURES_PER_POOL", -1.0)
     told: list[int] = []
-    both = goodput.simulate_run(
-        zsim.Experiment(**RUN),
+    both = goodput.simulate_prepared(
+        prepare(zsim.Experiment(**RUN)),
         jobs=2,
         compares=False,
         on_done=lambda kind, count: told.append(count) if kind == "runs" else None,

@@ -21,6 +21,7 @@ from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.topology import Topology
+from zsim.study.topologies.result import compare_topologies
 from zsim.study.topologies.routings import (
     collective_seconds,
     compare_routings,
@@ -29,7 +30,6 @@ from zsim.study.topologies.routings import (
     set_routing,
     uplink_use,
 )
-from zsim.study.topologies.topologies import compare_topologies
 
 ORIGIN = {"source": "made up for a test", "evidence": "assumed"}
 FSDP = {"kind": "fsdp2"}

@@ -18,38 +18,40 @@ from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.scaling.result import causes, range_of_efficiency, scaling_dict, scaling_page, sentences
-from zsim.study.scaling.scaling import (
+from zsim.study.scaling.result import (
     EfficiencyChange,
-    Scaling,
     ScalingPoint,
+    ScalingResult,
     best_of,
-    parse_counts,
-    run_scaling,
+    causes,
+    range_of_efficiency,
+    scaling_page,
+    sentences,
 )
+from zsim.study.scaling.scaling import parse_counts, run_scaling
 from zsim.study.search import largest_fitting
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range, shipped_bound
 
 GPT2: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "training": {"sequence_length": 256}}
 
 
-def ran(folder: Path, counts: list[int], mode: Any = "weak", **changes: Any) -> Scaling:
+def ran(folder: Path, counts: list[int], mode: Any = "weak", **changes: Any) -> ScalingResult:
     batch = changes.pop("global_batch", None)
     experiment = Experiment(**{**GPT2, **changes})
     return run_scaling(experiment, counts, mode, folder, global_batch=batch, is_quiet=True)
 
 
-def batches(scaling: Scaling) -> list[tuple[int, int, int]]:
+def batches(scaling: ScalingResult) -> list[tuple[int, int, int]]:
     return [(s.gpus, s.micro_batch_size, s.gradient_accumulation_steps) for s in scaling.runs]
 
 
-def by_hand(*costs: tuple[int, dict[str, float]]) -> Scaling:
+def by_hand(*costs: tuple[int, dict[str, float]]) -> ScalingResult:
     """Scales of one token per GPU and step, with what it costs by cause."""
     scales = tuple(
         ScalingPoint(gpus, None, 1, 1, 1, sum(parts.values()), gpus, 0.4, True, 10**9, 2 * 10**9, parts)
         for gpus, parts in costs
     )
-    return Scaling("by hand", "weak", scales, scales[0])  # against the first, whichever is best
+    return ScalingResult("by hand", "weak", scales, scales[0])  # against the first, whichever is best
 
 
 # -- counts ----------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ def test_filling_says_where_it_takes_less_than_fits_and_why(tmp_path: Path) -> N
     assert not scale.allocator_retries
     said = [words for words in sentences(scaling) if "torch's allocator runs short with it" in words]
     assert len(said) == 1
-    (found,) = scaling_dict(scaling)["scales"]
+    (found,) = scaling.to_dict()["scales"]
     assert found["largest_micro_batch_size"] == scale.largest_micro_batch
 
 
@@ -164,7 +166,7 @@ def test_bends_begin_where_it_fits() -> None:
     scales = [
         ScalingPoint(gpus, None, fits=gpus > 8, step_seconds=1.0, step_tokens=gpus) for gpus in (8, 16, 32)
     ]
-    scaling = Scaling("t", "weak", tuple(scales), scales[1])
+    scaling = ScalingResult("t", "weak", tuple(scales), scales[1])
     assert [(bend.start, bend.end) for bend in scaling.changes()] == [(16, 32)]
 
 
@@ -293,7 +295,7 @@ def test_bars_are_percent_of_the_cost_at_the_best_point() -> None:
 
 
 def test_the_json_has_what_the_page_has(tmp_path: Path) -> None:
-    content = json.loads(json.dumps(scaling_dict(ran(tmp_path, [8, 12, 16]))))
+    content = json.loads(json.dumps(ran(tmp_path, [8, 12, 16]).to_dict()))
     assert [scale["gpus"] for scale in content["scales"]] == [8, 12, 16]
     assert content["scales"][1]["error"]
     first = content["scales"][0]

@@ -29,6 +29,7 @@ from zsim.study.sensitivity.requirements import (
 )
 from zsim.study.sensitivity.result import (
     SensitivityResult,
+    run_sensitivity,
     sensitivity_page,
     tornado,
 )
@@ -37,7 +38,6 @@ from zsim.study.sensitivity.sensitivity import (
     SensitivityBar,
     Variation,
     hardware_variations,
-    run_sensitivity,
     software_numbers,
 )
 

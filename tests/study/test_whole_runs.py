@@ -10,13 +10,12 @@ import pytest
 
 import zsim
 from tests.expect import there
-from zsim.study.scaling.result import scaling_dict, scaling_page
-from zsim.study.scaling.scaling import run_lines, run_scaling
+from tests.study.tune.conftest import tune
+from zsim.study.scaling.result import run_lines, scaling_page
+from zsim.study.scaling.scaling import run_scaling
 from zsim.study.sensitivity.runs import run_bar_dict, run_bar_lines, run_bar_section, run_sensitivity_of
 from zsim.study.sweep.study_file import load_study
 from zsim.study.sweep.sweep import run_sweep
-from zsim.study.tune.text import tuning_lines, tuning_to_dict
-from zsim.study.tune.tune import tune
 
 STATED = {"every": "20 min", "blocking": "5 s", "durable": "60 s", "load": "1 min", "bytes": "96 GB"}
 
@@ -102,14 +101,14 @@ def test_goodput_falls_with_the_number_of_gpus(tmp_path: Path) -> None:
     text = scaling_page(done)
     assert 'id="plot-goodput"' in text
     assert 'id="plot-days"' in text
-    assert json.loads(json.dumps(scaling_dict(done)))["scales"][2]["run"]["goodput_fraction"] == goodput[2]
+    assert json.loads(json.dumps(done.to_dict()))["scales"][2]["run"]["goodput_fraction"] == goodput[2]
 
 
 def test_a_study_without_a_run_has_no_days(tmp_path: Path) -> None:
     alone = experiment().model_copy(update={"run": None})
     done = run_scaling(alone, [8], "weak", tmp_path / "points", is_quiet=True)
     assert list(run_lines(done)) == []
-    assert "run" not in scaling_dict(done)["scales"][0]
+    assert "run" not in done.to_dict()["scales"][0]
 
 
 # -- what a run depends on -------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ def test_the_fewest_days_count_saves_and_failures() -> None:
         failures={"per_1000_node_days": 4000},
     )  # fmt: skip
     keep = ("offload", "checkpointing", "micro-batch", "cross-entropy", "bucket")
-    found = tune(given, "fewest-days", kinds=("deepspeed",), keep=keep, count=2)
+    found = tune(given, "fewest-days", kinds=("deepspeed",), keep=keep, top=2)
     days = [one.days for one in found.measured if one.days is not None]
     assert len(days) == len(found.measured)
     best = found.best[0].days
@@ -174,8 +173,8 @@ def test_the_fewest_days_count_saves_and_failures() -> None:
     assert best.days == min(one.days for one in days)
     assert best.days > best.ideal_days > 0
     assert best.settings()["run.checkpoint.mode"] == best.mode
-    assert any("goodput: mode" in line for line in tuning_lines(found))
-    assert tuning_to_dict(found)["best"][0]["run"]["days"] == best.days
+    assert any("goodput: mode" in line for line in found.lines())
+    assert found.to_dict()["best"][0]["run"]["days"] == best.days
 
 
 def test_the_fewest_days_need_a_length() -> None:
@@ -185,5 +184,5 @@ def test_the_fewest_days_need_a_length() -> None:
 
 def test_other_goals_do_not_mind_a_run() -> None:
     """Units of `[run]` are no part of a candidate."""
-    found = tune(experiment(storage={"write_bandwidth": "1 GB/s"}), keep=("all",), count=1)
+    found = tune(experiment(storage={"write_bandwidth": "1 GB/s"}), keep=("all",), top=1)
     assert found.best[0].days is None

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from zsim.specs.experiment.load import load_experiment
-from zsim.study.scaling.scaling import Scaling, run_scaling
+from zsim.study.scaling.result import ScalingResult
+from zsim.study.scaling.scaling import run_scaling
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "validation" / "scaling"
@@ -18,7 +19,7 @@ PUBLISHED = list(csv.DictReader((FOLDER / "published.csv").open()))
 DOC = (ROOT / "validation" / "scaling" / "README.md").read_text()
 
 
-def scaled(curve: str, counts: list[int], folder: Path) -> Scaling:
+def scaled(curve: str, counts: list[int], folder: Path) -> ScalingResult:
     options = next(row["options"] for row in PUBLISHED if row["curve"] == curve).split()
     batch = int(options[options.index("--global-batch") + 1]) if "--global-batch" in options else None
     mode = "fill" if "--fill" in options else "strong"

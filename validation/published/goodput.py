@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from zsim.goodput.closed_forms import best_work_seconds
-from zsim.goodput.goodput import simulate_run
+from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile, run_seeds
 from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Saves, Scenario
-from zsim.goodput.simulated_run import SimulatedRun
 from zsim.report.fit import fit_of
 from zsim.specs.experiment.load import change_experiment, load_experiment
+from zsim.study.whole_runs import simulate_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path(__file__).parent / "goodput.md"

@@ -109,7 +109,7 @@ def scaling(
     jobs: Jobs = None,
 ) -> None:
     """How far from linear on more GPUs, where it bends, and what the reason is."""
-    from zsim.study.scaling.result import scaling as run_scaling
+    from zsim.study.scaling.scaling import scaling as run_scaling
 
     if strong and fill:
         raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")
@@ -238,7 +238,7 @@ def tune(
     (--keep placement, split, engine, utilization).
     """
     from zsim.study.tune.framework import usual_kinds
-    from zsim.study.tune.result import tune as find_best
+    from zsim.study.tune.tune import tune as find_best
 
     experiment = options.load()
     if experiment.rl is not None:

@@ -4,7 +4,7 @@ Kernels on different streams of one GPU share it: n concurrent kernels run at 1/
 equal share of the multiprocessors and of HBM). While a collective runs on the GPU, all kernels are
 `compute_slowdown` times slower, because it takes multiprocessors and bandwidth from them, and less so while
 only collectives run that are narrow: kernels of a library on a few multiprocessors. This is the fluid model
-with one resource, solved in closed form.
+with one resource, of which the solution is known.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ Owner = TypeVar("Owner")
 
 class GpuKernels(Generic[Owner]):
     """The kernels that run now: the ops, and the seconds of work that each has left alone on the GPU.
-
-    One kernel is `_op` (-1: none, or more than two). A second one is `_second` (-1: none). More than two are
-    `_ops`.
 
     `schedule(delay, (gpu, ticket))` must call `wake(now)` after `delay` seconds if `gpu.ticket` is still
     `ticket` then.
@@ -37,7 +34,6 @@ class GpuKernels(Generic[Owner]):
     """
 
     __slots__ = (
-        "_all_remaining",
         "_collectives",
         "_factor",
         "_is_early",
@@ -47,13 +43,10 @@ class GpuKernels(Generic[Owner]):
         "_on_busy_change",
         "_on_end",
         "_on_interruption",
-        "_op",
         "_ops",
         "_owner",
         "_remaining",
         "_schedule",
-        "_second",
-        "_second_remaining",
         "_slowdown",
         "is_busy",
         "ticket",
@@ -78,33 +71,28 @@ class GpuKernels(Generic[Owner]):
         self._on_busy_change = on_busy_change
         self._on_interruption = on_interruption
         self.is_busy = False
-        self._op = self._second = -1
-        self._remaining = self._second_remaining = 0.0
         self._ops: list[int] = []
-        self._all_remaining: list[float] = []
+        self._remaining: list[float] = []
         self._collectives = self._narrow = 0
         self.ticket = 0
         self._is_early = False
         self._last_change = 0.0
 
-    def start(self, now: float, op: int, seconds: float) -> None:
-        """Start the kernels of an op that take `seconds` on an idle GPU."""
-        if self._op >= 0 or self._ops:
-            self._start_concurrent(now, op, seconds)
-            return
-        if not self.is_busy:
-            self.is_busy = True
-            if self._on_busy_change is not None:
-                self._on_busy_change(True)
-        self._op, self._remaining, self._last_change = op, seconds, now
-        self._is_early = False
-        self.ticket = ticket = self.ticket + 1
-        self._schedule(seconds * self._factor, (self, ticket))
-
     @property
     def is_undisturbed(self) -> bool:
         """Whether kernels that start now run alone and at full speed."""
-        return self._op < 0 and not self._ops and self._factor == 1.0
+        return not self._ops and self._factor == 1.0
+
+    def start(self, now: float, op: int, seconds: float) -> None:
+        """Start the kernels of an op that take `seconds` on an idle GPU."""
+        if not self._ops:
+            self.start_row(op, seconds, now, seconds * self._factor)
+            return
+        self._interrupt_row(now)
+        self._update_remaining(now)
+        self._ops.append(op)
+        self._remaining.append(seconds)
+        self._schedule_wake_up()
 
     def start_row(self, op: int, seconds: float, began: float, delay: float) -> None:
         """Start kernels in a row while the GPU is undisturbed. The last, `op`, takes `seconds` from the time
@@ -118,7 +106,7 @@ class GpuKernels(Generic[Owner]):
 
     def resume_row(self, op: int, seconds: float, began: float, delay: float) -> None:
         """Let `op`, which takes `seconds` from the time `began`, be the one that ends after `delay`."""
-        self._op, self._remaining, self._last_change = op, seconds, began
+        self._ops, self._remaining, self._last_change = [op], [seconds], began
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
         self._schedule(delay, (self, ticket))
@@ -129,23 +117,6 @@ class GpuKernels(Generic[Owner]):
             assert self._on_interruption is not None
             self._on_interruption(self._owner, now)
 
-    def _start_concurrent(self, now: float, op: int, seconds: float) -> None:
-        """Start kernels while others run."""
-        self._interrupt_row(now)
-        self._update_remaining(now)
-        if self._op >= 0 and self._second < 0:
-            self._second, self._second_remaining = op, seconds
-        else:
-            if self._op >= 0:
-                self._ops, self._all_remaining = (
-                    [self._op, self._second],
-                    [self._remaining, self._second_remaining],
-                )
-                self._op = self._second = -1
-            self._ops.append(op)
-            self._all_remaining.append(seconds)
-        self._schedule_wake_up()
-
     def begin_collective(self, now: float, *, is_narrow: bool = False) -> None:
         if is_narrow:
             self._narrow += 1
@@ -154,7 +125,7 @@ class GpuKernels(Generic[Owner]):
         factor = self._slowdown if self._collectives else self._narrow_slowdown
         if factor <= self._factor:
             return
-        if self._op >= 0 or self._ops:
+        if self._ops:
             self._interrupt_row(now)
             self._update_remaining(now)
             self._is_early = True  # see [Note: late wake-ups]
@@ -168,12 +139,11 @@ class GpuKernels(Generic[Owner]):
         factor = self._slowdown if self._collectives else self._narrow_slowdown if self._narrow else 1.0
         if factor >= self._factor:
             return
-        if self._op >= 0 or self._ops:
+        if self._ops:
             self._update_remaining(now)
-            self._factor = factor
-            if not self._is_early:
-                self._schedule_wake_up()
         self._factor = factor
+        if self._ops and not self._is_early:
+            self._schedule_wake_up()
 
     def wake(self, now: float) -> None:
         """End the kernels with the least work left. To be called for the latest `ticket` only."""
@@ -181,84 +151,38 @@ class GpuKernels(Generic[Owner]):
             self._update_remaining(now)
             self._schedule_wake_up()
             return
-        op = self._op
-        if op < 0:
-            self._end_least(now)
-        elif self._second < 0:
-            self._op = -1
+        if len(self._ops) == 1:
+            op = self._ops.pop()
             self._on_end(self._owner, op, now)
         else:
-            self._end_one_of_two(now)
-        if self._op < 0 and not self._ops:
+            self._end_least(now)
+        if not self._ops:
             self.is_busy = False
             if self._on_busy_change is not None:
                 self._on_busy_change(False)
 
-    def _end_one_of_two(self, now: float) -> None:
-        """End the one of two kernels that has less work left, or both."""
-        self._update_remaining(now)
-        first, second = self._op, self._second
-        remaining, second_remaining = self._remaining, self._second_remaining
-        self._second = -1
-        if remaining == second_remaining:
-            self._op = -1
-            self._on_end(self._owner, first, now)
-            self._on_end(self._owner, second, now)
-            return
-        if remaining < second_remaining:
-            self._op, self._remaining = second, second_remaining
-        self._schedule_wake_up()
-        self._on_end(self._owner, first if remaining < second_remaining else second, now)
-
     def _end_least(self, now: float) -> None:
-        """End those of more than two kernels that have the least work left."""
+        """End those of several kernels that have the least work left."""
         self._update_remaining(now)
-        least_remaining = min(self._all_remaining)
-        ended: list[int] = []
-        ops: list[int] = []
-        remaining: list[float] = []
-        for op, seconds in zip(self._ops, self._all_remaining, strict=True):
-            if seconds <= least_remaining:
-                ended.append(op)
-            else:
-                ops.append(op)
-                remaining.append(seconds)
-        if len(ops) == 2:
-            self._second, self._second_remaining = ops.pop(), remaining.pop()
-        if len(ops) == 1:
-            self._op, self._remaining = ops.pop(), remaining.pop()
-        self._ops, self._all_remaining = ops, remaining
-        if self._op >= 0 or self._ops:
+        least_remaining = min(self._remaining)
+        kernels = list(zip(self._ops, self._remaining, strict=True))
+        self._ops = [op for op, seconds in kernels if seconds > least_remaining]
+        self._remaining = [seconds for _, seconds in kernels if seconds > least_remaining]
+        if self._ops:
             self._schedule_wake_up()
-        for op in ended:
-            self._on_end(self._owner, op, now)
+        for op, seconds in kernels:
+            if seconds <= least_remaining:
+                self._on_end(self._owner, op, now)
 
     def _update_remaining(self, now: float) -> None:
         """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower still
         while a collective runs."""
-        slowdown = self._factor
-        elapsed, self._last_change = now - self._last_change, now
-        if self._second >= 0:
-            done = elapsed / (2 * slowdown)
-            self._remaining -= done
-            self._second_remaining -= done
-        elif self._op >= 0:
-            self._remaining -= elapsed / slowdown
-        else:
-            done = elapsed / (len(self._ops) * slowdown)
-            self._all_remaining = [seconds - done for seconds in self._all_remaining]
+        done = (now - self._last_change) / (len(self._ops) * self._factor)
+        self._remaining = [seconds - done for seconds in self._remaining]
+        self._last_change = now
 
     def _schedule_wake_up(self) -> None:
-        slowdown = self._factor
-        if self._second >= 0:
-            least_remaining, second_remaining = self._remaining, self._second_remaining
-            if second_remaining < least_remaining:
-                least_remaining = second_remaining
-            slowdown = 2 * slowdown
-        elif self._op >= 0:
-            least_remaining = self._remaining
-        else:
-            least_remaining, slowdown = min(self._all_remaining), len(self._all_remaining) * slowdown
+        delay = min(self._remaining) * (len(self._ops) * self._factor)
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._schedule(least_remaining * slowdown if least_remaining > 0.0 else 0.0, (self, ticket))
+        self._schedule(max(delay, 0.0), (self, ticket))

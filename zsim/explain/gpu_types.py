@@ -12,7 +12,7 @@ from zsim.explain.pipeline import bubbles_of
 from zsim.explain.work import program_activity
 from zsim.plan.memory.capacity import usable_bytes
 from zsim.plan.node_types import gpu_of, host_of, type_of_program
-from zsim.report.breakdown import Breakdown
+from zsim.report.breakdown import Breakdown, weighted_sums
 from zsim.report.energy import Energy, step_energy
 from zsim.report.irregular import GpuTypeRow, add_losses, waiting_seconds
 from zsim.report.memory import Ledger, peak
@@ -121,15 +121,10 @@ def mean_energy(outcome: Outcome, step_seconds: float, terms: Terms | None = Non
 
 def _seconds_per_program(terms: Terms) -> dict[int, dict[str, float]]:
     """Seconds of the step by cause, by program."""
-    total: dict[int, dict[str, float]] = {}
-    for factor, outcome in terms:
-        for number, breakdown in _breakdown_per_program(outcome).items():
-            program_seconds = total.setdefault(number, {})
-            for name, seconds in breakdown.seconds.items():
-                program_seconds[name] = program_seconds.get(name, 0.0) + factor * seconds
+    breakdowns = [(factor, _breakdown_per_program(outcome)) for factor, outcome in terms]
     return {
-        number: {name: max(seconds, 0.0) for name, seconds in program_seconds.items()}
-        for number, program_seconds in total.items()
+        number: weighted_sums([(factor, of_program[number].seconds) for factor, of_program in breakdowns])
+        for number in breakdowns[0][1]
     }
 
 

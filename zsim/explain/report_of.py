@@ -21,7 +21,6 @@ from zsim.explain.sampled_micro_batches import (
     full_step,
     micro_batches_note,
     sum_rows,
-    weighted_sums,
 )
 from zsim.explain.variants import Variants
 from zsim.explain.work import attention_note, kernel_activity_of, step_work
@@ -38,6 +37,7 @@ from zsim.plan.memory.capacity import (
 )
 from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Plan
+from zsim.report.breakdown import weighted_sums
 from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seconds
 from zsim.report.critical.path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
@@ -170,11 +170,17 @@ def report_of(
     jitter = None
     if jitter_run is not None:
         jitter = step_spread(jitter_run.jitter, jitter_run.steps, jitter_run.plain_seconds)
-    return make_report(
+    report = make_report(
         step,
         _facts(outcome),
         replace(outcome.stats, wall_seconds=wall_seconds),
         _machine_use(outcome),
+        step_seconds_without_overlap=variants.without_overlap,
+        offload_seconds_range=variants.offload_range,
+        pipeline=pipeline,
+    )
+    return replace(
+        report,
         notes=[*_notes(outcome, allocator, energy, variants, step, terms), *_notes_on_types(job, types)],
         allocator=allocator,
         energy=energy,
@@ -184,9 +190,6 @@ def report_of(
         ranks=_ranks(outcome, has_bubbles=pipeline is not None),
         jitter=jitter,
         jobs=_jobs(outcome),
-        step_seconds_without_overlap=variants.without_overlap,
-        offload_seconds_range=variants.offload_range,
-        pipeline=pipeline,
         gpu_types=types,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from zsim.explain.pipeline import pipeline_of
 from zsim.explain.variants import HostRange, Variants, offload_range, step_variants
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.tensors import bytes_at_peak, plan_peaks
-from zsim.report.breakdown import Breakdown
+from zsim.report.breakdown import Breakdown, weighted_sums
 from zsim.report.irregular import RankRow
 from zsim.report.memory import over_limit
 from zsim.report.offload import TierRow
@@ -140,15 +140,6 @@ def _weighted_breakdown(simulated: Breakdown, breakdowns: Sequence[tuple[float, 
             for phase in simulated.by_phase
         },
     )
-
-
-def weighted_sums(terms: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Weighted sums of (weight, values by name), by name. Negative sums become 0."""
-    total: dict[str, float] = {}
-    for factor, values in terms:
-        for name, value in values.items():
-            total[name] = total.get(name, 0.0) + factor * value
-    return {name: max(value, 0.0) for name, value in total.items()}
 
 
 def full_variants(step: SimulatedStep, *, has_range: bool = True) -> Variants:

@@ -1,4 +1,4 @@
-"""`simulate_run`: an experiment's run of days, simulated from many seeds."""
+"""An experiment's run of days, simulated from many seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from itertools import count
 
 from zsim.errors import InputError
 from zsim.goodput.closed_forms import long_run_goodput
-from zsim.goodput.prepared import PreparedRun, prepare
+from zsim.goodput.prepared import PreparedRun
+from zsim.goodput.result import SimulatedRun, mode_choices, spare_choices
 from zsim.goodput.runs import (
     Draw,
     Pilot,
@@ -23,9 +24,7 @@ from zsim.goodput.runs import (
 )
 from zsim.goodput.scenario import Checkpoint, Scenario
 from zsim.goodput.search import IntervalCurve, best_interval, starting_interval
-from zsim.goodput.simulated_run import SimulatedRun, mode_choices, spare_choices
 from zsim.goodput.training_run import TrainingRun
-from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_duration
 
 _MIN_GOODPUT = 1e-3  # goodput below which a run is not simulated
@@ -40,25 +39,6 @@ OnDone = Callable[[str, int], None]
 PROGRESS_KINDS = ("intervals", "runs")  # what `OnDone` counts
 
 
-def simulate_run(
-    experiment: Experiment,
-    *,
-    seeds: int | None = None,
-    jobs: int | None = None,
-    compares: bool = True,
-    on_done: OnDone | None = None,
-) -> SimulatedRun:
-    """Simulate the run of `[run]` from the first step on, once per seed.
-
-    With `compares` it also tries other intervals, modes and spares. `on_done` is told the progress: one of
-    `PROGRESS_KINDS`, and how many.
-
-    Raises InputError for tables that contradict each other, and for a run that can never finish.
-    """
-    prepared = prepare(experiment)
-    return simulate_prepared(prepared, seeds=seeds, jobs=jobs, compares=compares, on_done=on_done)
-
-
 def simulate_prepared(
     prepared: PreparedRun,
     *,
@@ -67,7 +47,13 @@ def simulate_prepared(
     compares: bool = True,
     on_done: OnDone | None = None,
 ) -> SimulatedRun:
-    """`simulate_run` of a run whose steps are simulated already."""
+    """Simulate the run of `[run]` from the first step on, once per seed. Its steps are simulated already.
+
+    With `compares` it also tries other intervals, modes and spares. `on_done` is told the progress: one of
+    `PROGRESS_KINDS`, and how many.
+
+    Raises InputError for tables that contradict each other, and for a run that can never finish.
+    """
     table, workers = prepared.table, jobs or os.cpu_count() or 1
     num_requested_seeds = seeds or table.seeds
     wait_for_workers = wake_processes(

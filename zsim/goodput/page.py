@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from zsim.goodput.ledger import Span
+from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import HIGH, LOW, quantile
-from zsim.goodput.simulated_run import DEFINITIONS, SimulatedRun
 from zsim.goodput.text import (
     MEANINGS,
     detail_sentences,
@@ -24,6 +24,18 @@ from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
 from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.units import format_seconds
+
+# Names and meanings of `definitions`, by whom they are from.
+DEFINITIONS = {
+    "goodput": "time of all steps, one after the other, over the clock from the first step on",
+    "ettr_rsc": "Meta RSC (arXiv 2410.21680), effective training time ratio: productive over all wall time, "
+    "the first start-up included",
+    "effective_training_time_llama_3": "Llama 3 (arXiv 2407.21783): useful training time over elapsed time, "
+    "from the first step on; slower steps are useful",
+    "runtime_goodput_google": "Google: productive step time over the time in which all nodes are there",
+    "goodput_dlrover": "DLRover: time on new steps over elapsed time, the first start-up included",
+    "mfu_of_the_run": "the step's model FLOP utilisation times goodput",
+}
 
 _DAY = 86_400.0
 _HOUR = 3600.0

@@ -133,15 +133,10 @@ def run_seeds(scenario: Scenario, seeds: int, first_seed: int = 1) -> Runs:
     return run_draws([Draw(scenario, seeds)], first_seed)[0]
 
 
-def run_draws(
-    draws: Sequence[Draw], first_seed: int = 1, *, jobs: int = 1, on_done: Callable[[int], None] | None = None
-) -> list[Runs]:
+def run_draws(draws: Sequence[Draw], first_seed: int = 1, *, jobs: int = 1) -> list[Runs]:
     """`run_seeds` of several scenarios concurrently, all from the same seeds on, on `jobs` processes where
-    that pays.
-
-    `on_done` is called with the number of runs that are done, whenever some are.
-    """
-    return start_draws(draws, first_seed, jobs=jobs, on_done=on_done)()
+    that pays."""
+    return start_draws(draws, first_seed, jobs=jobs)()
 
 
 def wake_processes(draw: Draw, jobs: int) -> Callable[[], None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from zsim.cost.kernels.elementwise import ActivationCost, activation_cost_of
 from zsim.cost.kernels.passes import Passes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.operations.operation import Kernels, Module, Operation, Role
+from zsim.operations.operation import Kernels, Module, Operation, Parameter, Role
 from zsim.operations.sharding import FeatureCut
 from zsim.operations.tensors import ModuleTensors
 
@@ -32,6 +32,9 @@ class Activation(Operation):
 
     def cut_features(self, cut: FeatureCut) -> Activation:
         return replace(self, width=cut.features(self.width))
+
+    def is_replicated(self, parameter: Parameter) -> bool:
+        return True
 
     def overwrites_input(self, options: WorkOptions) -> bool:
         """The kernel that torch.compile generates does (torch 2.13's `inplace_buffers`,

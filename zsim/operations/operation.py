@@ -436,6 +436,8 @@ class Module:
     """The input needs a gradient, because something before it is trained."""
     borrows_frozen: bool = False
     """The module multiplies by another module's weight (a tied head), which is frozen."""
+    lender: str = ""
+    """Full name of the module of an earlier block whose parameters it uses, where layers share a block."""
     parameter_owner: str | None = None
     """The module that the parameters belong to, where that is not `name`: the module is a function in a
     container, between its children (empty: in the block, or the model).
@@ -475,9 +477,14 @@ class Module:
         return tuple(parameter for parameter in self.parameters if parameter.trainable)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it has parameters for other modules alone, and never runs."""
+        return type(self.op_spec) is Operation
+
+    @property
     def has_weight(self) -> bool:
         """Whether the weight that it multiplies by is its own."""
-        return any(parameter.name == "weight" for parameter in self.parameters)
+        return any(_is_weight(parameter) for parameter in self.parameters)
 
     @property
     def has_bias(self) -> bool:
@@ -498,10 +505,8 @@ class Module:
         """Whether the weight that it multiplies by gets a gradient."""
         if self.op_spec.is_merged:
             return True
-        is_weight_trainable = next(
-            (parameter.trainable for parameter in self.parameters if parameter.name == "weight"), None
-        )
-        return not self.borrows_frozen if is_weight_trainable is None else is_weight_trainable
+        weights = [parameter for parameter in self.parameters if _is_weight(parameter)]
+        return weights[0].trainable if weights else not self.borrows_frozen
 
     @property
     def has_backward(self) -> bool:
@@ -571,6 +576,11 @@ class Module:
     def tensors(self, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
         """The tensors whose bytes `saved_bytes`, `forward_extra_bytes` and `backward_extra_bytes` count."""
         return self.op_spec.tensors(self, shape, options)
+
+
+def _is_weight(parameter: Parameter) -> bool:
+    """Whether it is the weight of its module, as also `mm_input_projection_weight` of Gemma 3's projector."""
+    return parameter.name.endswith("weight")
 
 
 def join_names(prefix: str, name: str) -> str:

@@ -338,14 +338,12 @@ class PlanBuilder:
         group: str,
         *,
         stream: str,
-        name: str = "",
-        module: str = "",
     ) -> int:
         """Issue one call that sends and receives `messages` (`batch_isend_irecv`). A single message is a lone
         `isend` or `irecv`, and its `group` is the two ranks. See [Note: who a message meets].
         """
         work = PointToPoint(tuple(messages), dtype, group)
-        return self.communicate(name or work.kind, stream, work, module)
+        return self.communicate(work.kind, stream, work)
 
     def copy(self, name: str, copy: Copy, *, stream: str, module: str = "") -> int:
         return self.add(name, stream, copy, module=module)
@@ -376,40 +374,35 @@ class PlanBuilder:
         """
         assert not tensors or sum(tensors) == size, f"{owner}: {tensors} are not {size} bytes"
         if size:
-            change = (
-                len(self.ops),
-                category,
-                size,
-                device,
-                -1,
-                is_pinned,
-                owner,
-                tensors,
-                stream,
-                part,
-                micro_batch,
-            )
-            self.memory.append(tuple.__new__(MemoryChange, change))
+            self._change(category, size, device, -1, is_pinned, owner, tensors, stream, part, micro_batch)
+
+    def _change(
+        self,
+        category: Category,
+        size: int,
+        device: Device,
+        until: int,
+        is_pinned: bool,
+        owner: str,
+        tensors: tuple[int, ...],
+        stream: str,
+        part: str,
+        micro_batch: int,
+    ) -> None:
+        """Change memory before the next op is issued, in the order of the fields of `MemoryChange`, which is
+        made without the call of the named tuple's own __new__."""
+        change = (
+            len(self.ops), category, size, device, until, is_pinned, owner, tensors, stream, part,
+            micro_batch,
+        )  # fmt: skip
+        self.memory.append(tuple.__new__(MemoryChange, change))
 
     def activations(self, size: int, owner: str, micro_batch: int, tensors: tuple[int, ...] = ()) -> None:
         """Allocate `size` bytes of the activations of `owner` before the next op is issued, in tensors of
         `tensors` bytes. A negative `size` frees them.
         """
         if size:
-            change = (
-                len(self.ops),
-                "activations",
-                size,
-                "gpu",
-                -1,
-                False,
-                owner,
-                tensors,
-                "",
-                "",
-                micro_batch,
-            )
-            self.memory.append(tuple.__new__(MemoryChange, change))
+            self._change("activations", size, "gpu", -1, False, owner, tensors, "", "", micro_batch)
 
     def free(
         self,
@@ -424,20 +417,7 @@ class PlanBuilder:
     ) -> None:
         """Free `size` bytes of `owner` before the next op is issued."""
         if size:
-            change = (
-                len(self.ops),
-                category,
-                -size,
-                device,
-                -1,
-                is_pinned,
-                owner,
-                (),
-                "",
-                part,
-                micro_batch,
-            )
-            self.memory.append(tuple.__new__(MemoryChange, change))
+            self._change(category, -size, device, -1, is_pinned, owner, (), "", part, micro_batch)
 
     def free_when_done(
         self,
@@ -446,13 +426,11 @@ class PlanBuilder:
         op: int,
         *,
         owner: str = "",
-        part: str = "",
         micro_batch: int = -1,
     ) -> None:
         """Free `size` bytes of which `record_stream` keeps the block reserved until `op` has ended."""
         if size:
-            change = (len(self.ops), category, -size, "gpu", op, False, owner, (), "", part, micro_batch)
-            self.memory.append(tuple.__new__(MemoryChange, change))
+            self._change(category, -size, "gpu", op, False, owner, (), "", "", micro_batch)
 
     def free_all(self) -> None:
         """Free all memory that is still allocated: what a pass without backward has left for it."""

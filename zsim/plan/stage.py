@@ -138,7 +138,7 @@ class Stage:
     @property
     def message_bytes(self) -> int:
         """Bytes of an activation or a gradient between stages."""
-        return self.workload.residual_bytes
+        return self.workload.message_bytes
 
     @property
     def message_dtype(self) -> str:

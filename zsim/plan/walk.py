@@ -270,6 +270,9 @@ class Walk:
             self.micro_batch, is_last=is_last, schedule_manages_sharding=schedule_manages_sharding
         )
         head = _head(workload) if hooks.stage.is_last else None
+        if hooks.stage.is_first and not hooks.stage.is_last:  # a tower's stream may be larger than a message
+            extra_bytes = workload.residual_bytes - workload.message_bytes
+            builder.activations(extra_bytes, RESIDUAL, micro_batch)
         for segment in segments:
             if not segment.has_backward:
                 continue

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -335,3 +335,12 @@ def _split_idle_interval(
     yield from _split_host_interval(start, issued, sources)
     if end > issued:
         yield issued, end, sources.causes[info], info
+
+
+def weighted_sums(terms: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Weighted sums of (weight, values by name), by name. Negative sums become 0."""
+    total: dict[str, float] = {}
+    for factor, values in terms:
+        for name, value in values.items():
+            total[name] = total.get(name, 0.0) + factor * value
+    return {name: max(value, 0.0) for name, value in total.items()}

@@ -125,16 +125,16 @@ class Report(JobFacts):
     traffic: tuple[TrafficRow, ...]
     sent: tuple[SentRow, ...]
     simulation: SimulationStats
-    notes: tuple[str, ...]
+    notes: Sequence[str] = ()
     """Sentences on the job and on what is assumed of it, those on what was asked first."""
     offload: OffloadSection | None = None
     energy: Energy | None = None
     cost: RunCost | None = None
     critical_path_seconds: Mapping[str, float] | None = None
-    ranks: tuple[RankRow, ...] = ()
+    ranks: Sequence[RankRow] = ()
     jitter: StepSpread | None = None
-    jobs: tuple[JobRow, ...] = ()
-    gpu_types: tuple[GpuTypeRow, ...] = ()
+    jobs: Sequence[JobRow] = ()
+    gpu_types: Sequence[GpuTypeRow] = ()
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None
     """The step with kernels and collectives one after the other, where the overlap is in doubt."""
@@ -300,12 +300,11 @@ class Report(JobFacts):
 _NO_MACHINE_USE = MachineUse()
 
 
-def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
-    """The step of `rank`, by default of the first traced rank."""
+def traced_step(trace: Trace) -> TracedStep:
+    """The step of the first traced rank."""
     if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
         raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
-    if rank is None:
-        rank = int(trace.ranks[0]) if len(trace) else 0
+    rank = int(trace.ranks[0]) if len(trace) else 0
     return TracedStep(trace, rank, step_breakdown(trace, rank), overlap_fraction(trace, rank))
 
 
@@ -315,22 +314,12 @@ def make_report(
     simulation: SimulationStats,
     machine_use: MachineUse = _NO_MACHINE_USE,
     *,
-    notes: Sequence[str] = (),
-    allocator: AllocatorRow | None = None,
-    energy: Energy | None = None,
-    cost: RunCost | None = None,
-    critical_path_seconds: Mapping[str, float] | None = None,
-    validation: Validation | None = None,
-    ranks: Sequence[RankRow] = (),
-    jitter: StepSpread | None = None,
-    jobs: Sequence[JobRow] = (),
-    gpu_types: Sequence[GpuTypeRow] = (),
     step_seconds_without_overlap: float | None = None,
     offload_seconds_range: tuple[float, float] | None = None,
     pipeline: PipelineSection | None = None,
 ) -> Report:
     """The report of a step. `step_seconds_without_overlap` and `offload_seconds_range` come from further
-    simulations of the step, where there were any."""
+    simulations of the step, where there were any. What is not in the trace, from `notes` on, is left open."""
     trace, work, breakdown = step.trace, job.work, step.breakdown
     ledger = Ledger.of(trace.memory)
     out_of_memory = first_over_capacity(
@@ -363,18 +352,8 @@ def make_report(
         traffic=tuple(machine_use.traffic),
         sent=tuple(machine_use.sent),
         simulation=simulation,
-        notes=tuple(notes),
         offload=offload,
-        energy=energy,
-        cost=cost,
-        critical_path_seconds=critical_path_seconds,
-        ranks=tuple(ranks),
-        jitter=jitter,
-        jobs=tuple(jobs),
-        gpu_types=tuple(gpu_types),
-        allocator=allocator,
         step_seconds_without_overlap=step_seconds_without_overlap,
-        validation=validation,
         pipeline=pipeline,
     )
 

@@ -6,6 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from zsim.api import simulate
@@ -37,6 +38,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import has_experts
 from zsim.study.experiment_source import ExperimentSource, experiment_of, plain_table
+from zsim.study.sweep.points import Point
 from zsim.study.tune.remedy import remedy_of
 from zsim.units import format_bytes
 from zsim.validated.verdict import Verdict, mark_meanings, verdict_content, verdict_of
@@ -169,49 +171,30 @@ def compare_memory(
     """
     if not axes:
         raise InputError("nothing to vary; expected keys with values")
-    combinations = [
-        _make_combination(experiment, dict(zip(axes, values, strict=True)))
-        for values in itertools.product(*axes.values())
-    ]
+    points = []
+    for number, combination in enumerate(itertools.product(*axes.values())):
+        overrides = dict(zip(axes, combination, strict=True))
+        points.append(Point.of(number, overrides, partial(change_experiment, experiment, overrides)))
     for key, values in axes.items():
         for value in values:
-            errors = [
-                combination.error for combination in combinations if combination.overrides[key] == value
-            ]
+            errors = [point.error for point in points if point.values[key] == value]
             if all(errors):
                 raise InputError(f"{key} = {value}: {errors[0]}")
-    return _variants(combinations, simulates)
+    return _variants(points, simulates)
 
 
-@dataclass(frozen=True)
-class _Combination:
-    """One combination, with its experiment or the reason why there is none."""
-
-    overrides: Mapping[str, Any]
-    experiment: Experiment | None = None
-    error: str = ""
-
-
-def _make_combination(experiment: Experiment, overrides: Mapping[str, Any]) -> _Combination:
-    try:
-        return _Combination(overrides, change_experiment(experiment, overrides))
-    except ZsimError as error:
-        return _Combination(overrides, error=str(error))
-
-
-def _variants(combinations: Sequence[_Combination], simulates: bool) -> Iterator[Variant]:
-    for combination in combinations:
-        overrides = combination.overrides
-        if combination.experiment is None:
-            yield Variant(overrides, error=combination.error)
+def _variants(points: Sequence[Point], simulates: bool) -> Iterator[Variant]:
+    for point in points:
+        if point.experiment is None:
+            yield Variant(point.values, error=point.error or "")
             continue
         try:
-            profiled = profile_memory(combination.experiment)
-            report = simulate(combination.experiment).report if simulates else None
+            profiled = profile_memory(point.experiment)
+            report = simulate(point.experiment).report if simulates else None
         except ZsimError as error:
-            yield Variant(overrides, error=str(error))
+            yield Variant(point.values, error=str(error))
         else:
-            yield Variant(overrides, profiled, report)
+            yield Variant(point.values, profiled, report)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

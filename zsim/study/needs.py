@@ -168,15 +168,6 @@ def _stalls(outcome: Outcome) -> dict[str, float]:
     return {cause: seconds for cause, seconds in section.stall_seconds.items() if seconds > 0}
 
 
-def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None) -> list[Need]:
-    """The need of each resource alone, with all others unchanged. Without `resources` it is asked for every
-    resource that the plan uses. Raises InputError when nothing is offloaded.
-    """
-    if resources is None:
-        resources = _used_resources(experiment)
-    return [offload_need(experiment, name) for name in resources]
-
-
 def _used_resources(experiment: Experiment) -> list[str]:
     job = resolve(experiment)
     payloads = [payload for payload in make_plan(job).all_work() if isinstance(payload, OffloadWork)]
@@ -243,4 +234,6 @@ def needs(
 
     Raises InputError where nothing is offloaded.
     """
-    return NeedsResult(tuple(offload_needs(experiment_of(experiment, overrides), resources)))
+    resolved_experiment = experiment_of(experiment, overrides)
+    names = _used_resources(resolved_experiment) if resources is None else resources
+    return NeedsResult(tuple(offload_need(resolved_experiment, name) for name in names))

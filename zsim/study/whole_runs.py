@@ -9,7 +9,7 @@ from typing import Any
 
 from zsim.goodput import goodput, page
 from zsim.goodput.prepared import prepare
-from zsim.goodput.simulated_run import SimulatedRun
+from zsim.goodput.result import SimulatedRun
 from zsim.goodput.text import goodput_lines, headline
 from zsim.report.fit import fit_of
 from zsim.report.views.result import Displayable, Figures

@@ -149,10 +149,11 @@ def _declared_choices(annotation: Any, default: Any) -> dict[str, Any] | None:
 # -- The questions that a framework answers for the page ---------------------------------------------------
 
 
+@dataclass(frozen=True)
 class FrameworkFields:
     """A framework's settings on the page.
 
-    `FIELDS` in the module `fields` of the framework's folder. The answers here are those of a framework
+    `FIELDS` in the module `faces` of the framework's folder. The answers here are those of a framework
     without anything special.
     """
 
@@ -162,9 +163,9 @@ class FrameworkFields:
     """Its place in that list."""
     fields: tuple[Field, ...] = ()
     """Its settings of `[strategy]`."""
-    has_degrees = False
+    has_degrees: bool = False
     """Whether the degrees of model parallelism are among its settings."""
-    reads_bare_files = False
+    reads_bare_files: bool = False
     """Whether a file that is no program's is taken for its own."""
 
     def values(self, job: Job) -> Iterable[tuple[str, Any]]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zsim.goodput import page
-from zsim.goodput.goodput import simulate_run
-from zsim.goodput.simulated_run import SimulatedRun
+from zsim.goodput.result import SimulatedRun
 from zsim.goodput.text import detail_sentences, diverging_sentence, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
+from zsim.study.whole_runs import simulate_run
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import RUN_FILE, run_safely
 from zsim.units import format_duration
@@ -77,11 +77,6 @@ def run_of(experiment: Experiment) -> SimulatedRun:
 
 def run_figures(run: SimulatedRun) -> dict[str, Figure]:
     return {"run-waterfall": page.waterfall(run), "run-progress": page.progress(run)}
-
-
-def run_page(run: SimulatedRun) -> str:
-    """The run as a separate page."""
-    return page.goodput_page(run)
 
 
 def run_sentences(run: SimulatedRun) -> Iterator[str]:

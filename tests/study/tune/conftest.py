@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ TINY = {
     "n_positions": 512,
     "vocab_size": 4096,
 }  # 11.8 million parameters
+tune = partial(zsim.tune, jobs=1)
+"""In this process alone: tests change what it simulates with."""
 
 
 @pytest.fixture

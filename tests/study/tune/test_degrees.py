@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
-from tests.study.tune.conftest import tiny
+from tests.study.tune.conftest import tiny, tune
 from zsim.errors import InputError
 from zsim.study.tune.axes import Candidate, candidates, choices_of
 from zsim.study.tune.axis import RECOMPUTED
@@ -17,9 +17,8 @@ from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, sched
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, explain
 from zsim.study.tune.framework import tuning_of
+from zsim.study.tune.result import TuneResult, tuning_files
 from zsim.study.tune.settings import base_of, value_of
-from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
-from zsim.study.tune.tune import Tuning, tune
 from zsim.study.tune.verify import simulate_start
 
 Tiny = Callable[..., zsim.Experiment]
@@ -38,8 +37,8 @@ def given() -> zsim.Experiment:
 
 
 @pytest.fixture(scope="module")
-def tuned(given: zsim.Experiment) -> Tuning:
-    return tune(given, budget=4, count=2)
+def tuned(given: zsim.Experiment) -> TuneResult:
+    return tune(given, simulations=4, top=2)
 
 
 def sequences(measured: CandidateResult) -> int:
@@ -94,7 +93,7 @@ def test_steps_name_the_micro_batches_that_change_with_the_degrees(steps: list[T
     assert changes["training.gradient_accumulation_steps"] == (8, 2)
 
 
-def test_a_budget_ends_the_search_and_says_what_it_left(tuned: Tuning) -> None:
+def test_a_budget_ends_the_search_and_says_what_it_left(tuned: TuneResult) -> None:
     found = tuned.search
     assert found.num_simulated == 4
     assert found.num_left > 0
@@ -102,39 +101,39 @@ def test_a_budget_ends_the_search_and_says_what_it_left(tuned: Tuning) -> None:
     assert 0 < tuned.largest_possible_gain < 1
     parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated, found.num_left
     assert sum(parts) == found.num_candidates
-    text = " ".join(" ".join(tuning_lines(tuned)).split())
+    text = " ".join(" ".join(tuned.lines()).split())
     share = f"{tuned.largest_possible_gain * 100:.1f} %"
     assert f"the {found.num_left:,} left could be at most {share} faster by their bounds" in text
-    json = tuning_to_dict(tuned)
+    json = tuned.to_dict()
     assert json["simulations_budget"] == 4
     assert json["left"] == found.num_left
     assert json["left_at_most_better_fraction"] == tuned.largest_possible_gain
 
 
-def test_what_is_left_keeps_its_promise(tuned: Tuning, given: zsim.Experiment) -> None:
+def test_what_is_left_keeps_its_promise(tuned: TuneResult, given: zsim.Experiment) -> None:
     """A search with three times the budget finds nothing that beats what the small one said."""
-    more = tune(given, budget=12, count=2)
+    more = tune(given, simulations=12, top=2)
     least = tuned.best[0].seconds * (1 - (tuned.largest_possible_gain or 0.0))
     assert least <= more.best[0].seconds <= tuned.best[0].seconds
 
 
 def test_without_degrees_there_is_no_budget(make_tiny: Tiny) -> None:
-    tuned = tune(make_tiny(MEGATRON), count=1)
+    tuned = tune(make_tiny(MEGATRON), top=1)
     assert tuned.budget is None
     assert tuned.search.num_left == 0
-    assert "left" not in tuning_to_dict(tuned)
+    assert "left" not in tuned.to_dict()
 
 
-def test_lines_stay_within_80_columns(tuned: Tuning) -> None:
-    assert max(len(line) for line in tuning_lines(tuned)) <= 80
+def test_lines_stay_within_80_columns(tuned: TuneResult) -> None:
+    assert max(len(line) for line in tuned.lines()) <= 80
 
 
 def test_degrees_of_a_strategy_without_them_are_refused(make_tiny: Tiny) -> None:
     with pytest.raises(InputError, match="--parallelism: found ddp, whose degrees"):
-        tune(make_tiny({"kind": "ddp"}), searches_parallelism=True)
+        tune(make_tiny({"kind": "ddp"}), parallelism=True)
 
 
-def test_the_files_of_a_result_have_its_degrees(tuned: Tuning) -> None:
+def test_the_files_of_a_result_have_its_degrees(tuned: TuneResult) -> None:
     files = tuning_files(tuned)
     tensor = value_of(tuned.base, tuned.best[0].candidate.overrides, "parallelism.tensor")
     assert f"--tensor-model-parallel-size {tensor}" in files["best/megatron.sh"]

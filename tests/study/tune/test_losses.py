@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import zsim
-from tests.study.tune.conftest import TINY
+from tests.study.tune.conftest import TINY, tune
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
@@ -15,8 +15,6 @@ from zsim.study.tune.axes import candidates
 from zsim.study.tune.axis import CHECKPOINTING, LOSS
 from zsim.study.tune.search import key_without_loss, split_losses
 from zsim.study.tune.settings import base_of
-from zsim.study.tune.text import tuning_lines, tuning_to_dict
-from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]
 
@@ -61,8 +59,8 @@ def test_a_gain_too_small_to_tell_is_not_in_the_best() -> None:
         training={"sequence_length": 512, "micro_batch_size": 8, "activation_checkpointing": "full"},
     )  # fmt: skip
     keep = ("compile", "precision", "replicas", "reshard", "offload", "micro-batch", "no_sync", "wrapping")
-    result = tune(made, keep=keep, count=3)
-    content = tuning_to_dict(result)
+    result = tune(made, keep=keep, top=3)
+    content = result.to_dict()
     assert [change["key"] for step in content["steps"] for change in step["changes"]] == [CHECKPOINTING]
     doubtful = [change["key"] for step in content["doubtful_steps"] for change in step["changes"]]
     assert doubtful == [LOSS]
@@ -70,7 +68,7 @@ def test_a_gain_too_small_to_tell_is_not_in_the_best() -> None:
         result.best[0].candidate.overrides[LOSS] == "eager"
     )
     assert result.best[0].seconds == result.steps[-1].after.seconds
-    said = " ".join(" ".join(tuning_lines(result)).split())
+    said = " ".join(" ".join(result.lines()).split())
     assert "Not in 1, since zsim cannot tell a gain of" in said
     assert "training.cross_entropy: eager -> fused" in said
     assert content["doubtful_steps"][-1]["is_told_apart"] is False

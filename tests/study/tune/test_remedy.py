@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import zsim
+from tests.study.tune.conftest import tune
 from zsim.cli import app
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
@@ -24,7 +25,6 @@ from zsim.report.views.text.sentences import format_remedy, missing_memory
 from zsim.specs.experiment.load import build_experiment, change_experiment
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.remedy import remedy_of
-from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]
 LONG = {"model.n_positions": 4096, "training.sequence_length": 4096}
@@ -197,7 +197,7 @@ def test_tune_names_the_switch_that_it_was_to_leave_alone(make_tiny: Tiny) -> No
     assert "nothing fits" in said
     assert "training.cross_entropy = " in said
     assert said.endswith("--keep leaves cross-entropy as given.")
-    assert tune(given, keep=("offload", "checkpointing"), count=1).given is None
+    assert tune(given, keep=("offload", "checkpointing"), top=1).given is None
 
 
 def test_the_memory_command_names_it_too(tmp_path: Path) -> None:

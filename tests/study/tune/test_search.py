@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.study.tune.conftest import tune
 from zsim.engine.micro_batches import NUM_SAMPLED, limit_micro_batches
 from zsim.errors import InputError, ZsimError
 from zsim.study.tune.axes import Candidate, candidates
@@ -17,7 +18,6 @@ from zsim.study.tune.evaluate import CandidateResult, Evaluator, memory_of
 from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.search import cheapest, fastest, search
 from zsim.study.tune.settings import base_of
-from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]
 # (strategy, axes that stay): spaces of 20 to 60 configurations.

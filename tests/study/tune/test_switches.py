@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import zsim
-from tests.study.tune.conftest import TINY
+from tests.study.tune.conftest import TINY, tune
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
@@ -26,9 +26,8 @@ from zsim.study.tune.degrees import (
     degrees,
     even_layers,
 )
+from zsim.study.tune.result import TuneResult, tuning_files
 from zsim.study.tune.settings import base_of, value_of
-from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
-from zsim.study.tune.tune import Tuning, tune
 
 Tiny = Callable[..., zsim.Experiment]
 # 8 layers with 8 experts of 512 x 1024 each, 2 of them for a token
@@ -51,28 +50,28 @@ def hopper(**training: Any) -> zsim.Experiment:
 
 
 @pytest.fixture(scope="module")
-def tuned() -> Tuning:
-    return tune(hopper(), keep=STRUCTURE, count=1)
+def tuned() -> TuneResult:
+    return tune(hopper(), keep=STRUCTURE, top=1)
 
 
-def test_blocks_are_compiled_where_that_is_faster(tuned: Tuning) -> None:
+def test_blocks_are_compiled_where_that_is_faster(tuned: TuneResult) -> None:
     best = tuned.best[0].candidate
     assert value_of(best.base, best.overrides, COMPILE) is True
     assert any(change.key == COMPILE for step in tuned.steps for change in step.changes)
-    kept = tune(hopper(), keep=(*STRUCTURE, "compile"), count=1).best[0].candidate
+    kept = tune(hopper(), keep=(*STRUCTURE, "compile"), top=1).best[0].candidate
     assert value_of(kept.base, kept.overrides, COMPILE) is False
 
 
-def test_what_changes_the_numbers_stands_beside_the_best_and_never_in_it(tuned: Tuning) -> None:
+def test_what_changes_the_numbers_stands_beside_the_best_and_never_in_it(tuned: TuneResult) -> None:
     best, other = tuned.best[0], tuned.other_numerics
     assert other is not None
     assert value_of(best.candidate.base, best.candidate.overrides, PRECISION) == "bf16"
     assert other.candidate.overrides[PRECISION] == "fp8"
     assert other.seconds < best.seconds
-    said = " ".join(" ".join(tuning_lines(tuned)).split())
+    said = " ".join(" ".join(tuned.lines()).split())
     recipe = other.candidate.overrides[RECIPE]
     assert f"1 with precision {recipe}, which changes what training computes" in said
-    assert tuning_to_dict(tuned)["changes_numerics"]["overrides"][PRECISION] == "fp8"
+    assert tuned.to_dict()["changes_numerics"]["overrides"][PRECISION] == "fp8"
     assert any(path.startswith("other-numerics/") for path in tuning_files(tuned))
 
 

@@ -7,16 +7,15 @@ from collections.abc import Callable
 import pytest
 
 import zsim
+from tests.study.tune.conftest import tune
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, Program, find_config_mapping
 from zsim.study.tune.axes import candidates, choices_of
 from zsim.study.tune.axis import LOSS, Base, TunedAxis
 from zsim.study.tune.explain import file_settings, script_changes
 from zsim.study.tune.framework import tuning_of
-from zsim.study.tune.result import tuning_page
+from zsim.study.tune.result import tuning_files, tuning_page
 from zsim.study.tune.settings import base_of, change_kind, value_of
-from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
-from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]
 JSON = {
@@ -102,13 +101,13 @@ def test_what_takes_a_change_of_the_script_is_marked_everywhere(make_tiny: Tiny)
     """A JSON says nothing of compiled blocks: the table, the change, the JSON, the notes beside the files and
     the page say that they are the script's."""
     made = make_tiny({**JSON, "config_name": "ds_config.json"}, activation_checkpointing="full")
-    result = tune(made, keep=("stage", "offload", "hpZ", "micro-batch"), count=1)
+    result = tune(made, keep=("stage", "offload", "hpZ", "micro-batch"), top=1)
     best = result.best[0]
     asked = list(script_changes(best.candidate))
     assert asked
-    text = " ".join(" ".join(tuning_lines(result)).split())
+    text = " ".join(" ".join(result.lines()).split())
     assert f"needs a change of the script: {asked[0]}" in text
-    content = tuning_to_dict(result)
+    content = result.to_dict()
     assert content["best"][0]["script_changes"] == asked
     changes = [change for step in content["steps"] for change in step["changes"]]
     assert any(change["script_change"] for change in changes)
@@ -153,4 +152,4 @@ def test_a_configuration_with_better_odds_stands_before_a_given_one_that_may_not
     assert {change.key: change.after for change in step.changes} == {
         "training.micro_batch_size": 14, "training.gradient_accumulation_steps": 2
     }  # fmt: skip
-    assert "4.4 % more, but it fits with better odds" in "\n".join(tuning_lines(tuning))
+    assert "4.4 % more, but it fits with better odds" in "\n".join(tuning.lines())

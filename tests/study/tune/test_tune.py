@@ -12,6 +12,7 @@ import pytest
 
 import zsim
 from tests.expect import of_kind, there
+from tests.study.tune.conftest import tune
 from validation.published.tune import SETTINGS, Setting
 from zsim.engine.micro_batches import NUM_SAMPLED
 from zsim.errors import InputError
@@ -20,10 +21,8 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.sweep.pool import Task
 from zsim.study.tune.evaluate import Evaluator, memory_of
-from zsim.study.tune.result import pareto_front, tuning_page
+from zsim.study.tune.result import TuneResult, pareto_front, tuning_files, tuning_page
 from zsim.study.tune.search import fastest
-from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
-from zsim.study.tune.tune import Tuning, tune
 
 Tiny = Callable[..., zsim.Experiment]
 
@@ -53,25 +52,25 @@ def run_out_of(
 
 
 @pytest.fixture
-def tuned(make_tiny: Tiny) -> Tuning:
+def tuned(make_tiny: Tiny) -> TuneResult:
     """From ZeRO-3 with a sequence at a time and full checkpointing."""
-    return tune(make_tiny({"stage": 3}, activation_checkpointing="full"), keep=("offload",), count=3)
+    return tune(make_tiny({"stage": 3}, activation_checkpointing="full"), keep=("offload",), top=3)
 
 
-def test_the_counts_of_configurations_add_up(tuned: Tuning, make_tiny: Tiny) -> None:
+def test_the_counts_of_configurations_add_up(tuned: TuneResult, make_tiny: Tiny) -> None:
     found = tuned.search
     parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated
     assert sum(parts) == found.num_candidates
-    text = " ".join(tuning_lines(tuned))
+    text = " ".join(tuned.lines())
     assert f"{found.num_candidates} configurations: {parts[0]} do" in text
     assert f"{parts[1]} cannot be faster" in text
     shown = f"{parts[3]} simulated ({tuned.num_simulated} steps in all, with what was given and variations)"
     assert shown in text
     kept = tune(make_tiny({"stage": 3}), keep=("all",))
-    assert "1 configuration: 0 do not fit, 0 cannot be faster, 1 simulated" in " ".join(tuning_lines(kept))
+    assert "1 configuration: 0 do not fit, 0 cannot be faster, 1 simulated" in " ".join(kept.lines())
 
 
-def test_the_best_is_no_slower_than_what_was_given_and_every_file_fits(tuned: Tuning) -> None:
+def test_the_best_is_no_slower_than_what_was_given_and_every_file_fits(tuned: TuneResult) -> None:
     assert tuned.given is not None
     assert tuned.best[0].seconds < tuned.given.seconds
     for measured in tuned.best:
@@ -80,7 +79,7 @@ def test_the_best_is_no_slower_than_what_was_given_and_every_file_fits(tuned: Tu
         assert report.step_seconds == pytest.approx(measured.seconds, rel=1e-3)
 
 
-def test_the_steps_lead_from_what_was_given_to_the_best(tuned: Tuning) -> None:
+def test_the_steps_lead_from_what_was_given_to_the_best(tuned: TuneResult) -> None:
     """Each begins where the one before ended, gains at least 0.2 %, and is a simulation."""
     assert tuned.given is not None
     seconds = tuned.given.seconds
@@ -109,11 +108,11 @@ def test_what_follows_by_default_is_said_once_the_stage_changes(make_tiny: Tiny)
 def test_what_does_not_fit_is_made_to_fit_first(make_tiny: Tiny) -> None:
     given = make_tiny({"kind": "fsdp2"}, memory="1.9 GB", micro_batch_size=8, gradient_accumulation_steps=1)
     assert not fits(given)
-    result = tune(given, count=1)
+    result = tune(given, top=1)
     assert result.given is None
     assert result.steps[0].seconds_before is None
     assert fits(result.best[0].candidate.experiment())
-    assert "what was given does not fit" in "\n".join(tuning_lines(result))
+    assert "what was given does not fit" in "\n".join(result.lines())
 
 
 def test_what_may_fit_is_called_as_a_run_of_it_is(make_tiny: Tiny) -> None:
@@ -126,11 +125,11 @@ def test_what_may_fit_is_called_as_a_run_of_it_is(make_tiny: Tiny) -> None:
     given = make_tiny({"kind": "fsdp2"}, memory=f"{capacity:.0f} B", **training)
     verdict = zsim.simulate(given).report.verdict
     assert verdict.word == "likely does not fit"
-    result = tune(given, count=1)
+    result = tune(given, top=1)
     assert result.given is None
-    text = " ".join(" ".join(tuning_lines(result)).split())
+    text = " ".join(" ".join(result.lines()).split())
     assert f"what was given likely does not fit, {verdict.chance}" in text
-    assert tuning_to_dict(result)["given_verdict"]["verdict"] == "likely does not fit"
+    assert result.to_dict()["given_verdict"]["verdict"] == "likely does not fit"
 
 
 def test_the_smallest_cluster_is_the_smallest(make_tiny: Tiny) -> None:
@@ -154,15 +153,15 @@ def test_what_only_the_whole_step_shows_to_run_out_comes_behind_what_fits(
     is first, even where only one was asked for, and what may run out is behind it."""
     experiment = make_tiny({"kind": "fsdp2"}, nodes=1, gradient_accumulation_steps=8)
     keep = ("micro-batch", "offload", "checkpointing", "cross-entropy")
-    before = tune(experiment, keep=keep, count=2)
+    before = tune(experiment, keep=keep, top=2)
     fastest = before.best[0].candidate.overrides
     run_out_of(monkeypatch, lambda job: job.experiment == before.best[0].candidate.experiment())
-    after = tune(experiment, keep=keep, count=9)
+    after = tune(experiment, keep=keep, top=9)
     assert not after.best[0].may_run_out
     assert after.best[0].candidate.overrides != fastest
     assert after.best[0].seconds >= before.best[0].seconds
     assert [m.may_run_out for m in after.best] == sorted(m.may_run_out for m in after.best)
-    alone = tune(experiment, keep=keep, count=1)
+    alone = tune(experiment, keep=keep, top=1)
     assert not alone.best[0].may_run_out
     found = alone.search
     parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated
@@ -185,7 +184,7 @@ def test_the_smallest_cluster_rests_on_what_torch_has_room_for(
         "2 GPUs (1 node) are the fewest; all tensors fit on 1 GPU too, but torch's allocator may find no "
         "room for them there"
     )
-    assert max(map(len, tuning_lines(result))) <= 80
+    assert max(map(len, result.lines())) <= 80
     run_out_of(monkeypatch, lambda job: True, least_micro_batches=1)
     nowhere = tune(experiment, "smallest-cluster", keep=keep)
     assert nowhere.best[0].gpus == 1
@@ -256,16 +255,14 @@ def test_the_cheapest_needs_fewest_gpu_seconds(make_tiny: Tiny) -> None:
 
 def test_several_kinds_are_compared(make_tiny: Tiny) -> None:
     keep = ("checkpointing", "cross-entropy", "micro-batch", "offload", "hpZ", "reshard", "replicas")
-    result = tune(make_tiny({"kind": "fsdp2"}), kinds=("deepspeed", "fsdp2", "ddp"), keep=keep, count=9)
+    result = tune(make_tiny({"kind": "fsdp2"}), kinds=("deepspeed", "fsdp2", "ddp"), keep=keep, top=9)
     kinds = {measured.candidate.base.kind for measured in result.best}
     assert kinds == {"deepspeed", "fsdp2", "ddp"}
 
 
 def test_quantised_collectives_are_tried_when_asked_for_and_never_in_the_best(make_tiny: Tiny) -> None:
     keep = ("checkpointing", "micro-batch", "offload", "stage")
-    found = [
-        tune(make_tiny({"stage": 3}), keep=keep, allows_quantised=allows, count=2) for allows in (False, True)
-    ]
+    found = [tune(make_tiny({"stage": 3}), keep=keep, quantised=allows, top=2) for allows in (False, True)]
     assert found[1].num_checked > found[0].num_checked
     assert not any("qwZ" in measured.candidate.label for result in found for measured in result.best)
 
@@ -308,10 +305,10 @@ def test_the_given_configuration_stands_in_the_table_once(make_tiny: Tiny) -> No
     assert not result.steps
 
 
-def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: Tuning) -> None:
-    lines = list(tuning_lines(tuned))
+def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: TuneResult) -> None:
+    lines = list(tuned.lines())
     assert max(len(line) for line in lines) <= 80
-    content = tuning_to_dict(tuned)
+    content = tuned.to_dict()
     assert content["best"][0]["step_seconds"] == tuned.best[0].seconds
     assert [row["may_run_out"] for row in content["best"]] == [False] * len(tuned.best)
     assert [step["after_seconds"] for step in content["steps"]] == [
@@ -319,7 +316,7 @@ def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: Tuning) -> 
     ]
 
 
-def test_the_files_are_of_the_best_and_run(tuned: Tuning, tmp_path: Path) -> None:
+def test_the_files_are_of_the_best_and_run(tuned: TuneResult, tmp_path: Path) -> None:
     for name, text in tuning_files(tuned).items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -332,7 +329,7 @@ def test_the_files_are_of_the_best_and_run(tuned: Tuning, tmp_path: Path) -> Non
     assert report.step_seconds == pytest.approx(tuned.best[0].seconds, rel=1e-9)
 
 
-def test_the_page_draws_every_simulated_configuration(tuned: Tuning) -> None:
+def test_the_page_draws_every_simulated_configuration(tuned: TuneResult) -> None:
     page = tuning_page(tuned)
     assert page == tuning_page(tuned)
     assert 'data-plot="plot-pareto"' in page
@@ -359,7 +356,7 @@ CHEAP = ("Llama-3.1-8B", "Llama-2-70B", "MPT-7B")
     "setting", [s for s in SETTINGS if any(n in s.name for n in CHEAP)], ids=lambda s: s.name
 )
 def test_a_small_search_is_never_slower_and_always_fits(setting: Setting) -> None:
-    tuned = tune(setting.load(), keep=KEEP, count=2)
+    tuned = tune(setting.load(), keep=KEEP, top=2)
     assert tuned.given is not None
     assert tuned.best[0].objective_value(fastest) <= tuned.given.objective_value(fastest)
     assert all(measured.row["fits"] for measured in tuned.measured)

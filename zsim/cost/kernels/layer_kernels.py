@@ -39,5 +39,7 @@ class LayerKernelSet:
     """Gated DeltaNet normalises queries and keys before it repeats their heads, and keeps both."""
     norms_after_scans: bool = False
     """The norm behind Mamba-2's scan is a kernel of its own, which keeps its input."""
+    gates_in_kernel: bool = False
+    """The kernel of Kimi delta attention makes its decays."""
     has_sparse_attention: bool = False
     """Attention over chosen keys has kernels that compute no others."""

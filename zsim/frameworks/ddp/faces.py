@@ -10,16 +10,7 @@ from zsim.frameworks.ddp.settings import DdpTable
 from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.ui.field import Field, FrameworkFields
 
-
-class DdpFields(FrameworkFields):
-    """The size of a bucket."""
-
-    label = "DDP"
-    position = 4
-    fields = (Field("strategy.bucket_cap_mb", "Bucket", "MiB"),)
-
-
-FIELDS = DdpFields()
+FIELDS = FrameworkFields("DDP", position=4, fields=(Field("strategy.bucket_cap_mb", "Bucket", "MiB"),))
 
 
 class DdpSettings(TypedTable, DdpTable):

@@ -19,6 +19,7 @@ class DdpResolver(FrameworkResolver[DdpTable, DdpConfig]):
     """torch's DDP, beside which torchtitan has pipelines alone."""
 
     padded_experts = KEMPNERFORGE
+    has_lenders = True
 
     def degrees(
         self, table: DdpTable, requested: ParallelismTable
@@ -41,13 +42,8 @@ class DdpResolver(FrameworkResolver[DdpTable, DdpConfig]):
         if table.optimizer_in_backward:
             _check_optimizer_in_backward(request)
         cap_bytes = round(table.bucket_cap_mb * 2**20)
-        config = DdpConfig(
-            bucket_cap_bytes=cap_bytes,
-            first_bucket_cap_bytes=2**20 if table.bucket_cap_mb == 25 else cap_bytes,
-            gradient_as_bucket_view=table.gradient_as_bucket_view,
-            no_sync=table.no_sync,
-            optimizer_in_backward=table.optimizer_in_backward,
-        )
+        first_bytes = 2**20 if table.bucket_cap_mb == 25 else cap_bytes
+        config = DdpConfig.resolve(table, bucket_cap_bytes=cap_bytes, first_bucket_cap_bytes=first_bytes)
         return Resolution(config, request.cluster)
 
 

@@ -120,7 +120,7 @@ class DdpSchedule(Hooks):
         self._is_syncing = True
         self._has_gradients = False
         self._cached_cast_bytes = 0
-        self._tied_bytes = 0
+        self._held: dict[str, int] = {}  # bytes by the lender, "" for the embedding
 
     def resident(self) -> list[Memory]:
         """The whole model and its optimizer states on every rank. The buckets stay between steps, and one
@@ -137,7 +137,7 @@ class DdpSchedule(Hooks):
 
     def action_state(self, micro_batch: int) -> Hashable | None:
         """Whether there are gradients to add to, and what of them and of the casts waits."""
-        return micro_batch > 0, self._tied_bytes, self._cached_cast_bytes
+        return micro_batch > 0, sum(self._held.values()), self._cached_cast_bytes
 
     # -- autocast: see [Note: autocast's casts] ---------------------------------------------------------
 
@@ -237,11 +237,21 @@ class DdpSchedule(Hooks):
 
     def _tied_gradient(self, call: ModuleCall) -> None:
         """Hold the head's contribution to a tied weight's gradient until the embedding's contribution is
-        ready."""
-        size = call.borrowed_numel * self.stored_bytes
+        ready, or a layer's to that of a block that it shares. Autograd sums up those of several layers.
+        """
+        size, lender = call.borrowed_numel * self.stored_bytes, call.module.lender
         self.builder.allocate("activations", size)
-        self._tied_bytes += size
         self._cast_gradient(call, call.borrowed_numel)
+        if lender and lender in self._held:
+            self._add_held(call, size)
+        else:
+            self._held[lender] = self._held.get(lender, 0) + size
+
+    def _add_held(self, call: ModuleCall, size: int) -> None:
+        """Add up two gradients of a lender's parameters, one of which is freed."""
+        kernels = move_kernels(2 * size, size)
+        self.builder.kernels(f"add shared gradient {call.name}", kernels, module=call.name)
+        self.builder.free("activations", size)
 
     def _gradient_from_autograd(self, call: ModuleCall) -> None:
         """Issue the gradient in the stored type. It is added to the gradient of earlier micro-batches if
@@ -252,9 +262,10 @@ class DdpSchedule(Hooks):
         builder.allocate("gradients" if is_kept else "buffers", size)
         if call.module.role is Role.PRODUCT:
             self._cast_gradient(call, call.trainable_numel)
-        elif size == self._tied_bytes:
-            builder.free("activations", self._tied_bytes)
-            self._tied_bytes = 0
+        elif size == self._held.get(""):
+            builder.free("activations", self._held.pop(""))
+        if call.name in self._held:
+            self._add_held(call, self._held.pop(call.name))
         if self._has_gradients:
             builder.kernels(
                 f"accumulate gradients {call.name}",

@@ -20,7 +20,7 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks
 from zsim.plan.shared.optimizer import UPDATE, update
-from zsim.plan.shared.shared_gradients import sum_tied_gradient
+from zsim.plan.shared.shared_gradients import TiedGradient, sum_tied_gradient
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.mesh import TENSOR
@@ -35,9 +35,16 @@ class DeepSpeedEngine(Hooks):
         self.workload, self.training = stage.workload, stage.training
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self.checkpoints = make_checkpoints(stage, config)
+        self._lent = TiedGradient(self.builder, config.param_dtype)
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """Sum over the ranks of AutoTP. See [Note: gradients that ranks of a model share]."""
+        """Sum over layers that share a block and, by [Note: gradients that ranks of a model share], over the
+        ranks of AutoTP.
+        """
+        if call.module.lender and call.borrowed_gradient_numel:
+            self._lent.add(call)
+        for parameter in call.trainable_parameters:
+            self._lent.finish(call, parameter.numel)
         if self.stage.parallelism.style != AUTOTP:
             return
         for parameter in call.parameters:

@@ -22,16 +22,6 @@ _DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}
 class DeepSpeedFields(FrameworkFields):
     """The stage and the offloading, which the JSON has in blocks of its own."""
 
-    label = "DeepSpeed ZeRO"
-    position = 1
-    fields = (
-        ZERO_STAGE,
-        Field(_STATES, "Offload", "optimizer states", choices=_DEVICES, is_half=True),
-        Field(_PARAMETERS, "Offload", "parameters", choices=_DEVICES, stages=(3,), is_half=True),
-    )
-    has_degrees = True
-    reads_bare_files = True
-
     def values(self, job: Job) -> Iterator[tuple[str, Any]]:
         zero = job.strategy.zero  # type: ignore[attr-defined]
         yield STAGE, zero.stage
@@ -77,7 +67,17 @@ def _largest_shard_numel(job: Job) -> int:
     return -(-max(parameter.numel for _, parameter in job.model.named_parameters()) // job.world_size)
 
 
-FIELDS = DeepSpeedFields()
+FIELDS = DeepSpeedFields(
+    "DeepSpeed ZeRO",
+    position=1,
+    fields=(
+        ZERO_STAGE,
+        Field(_STATES, "Offload", "optimizer states", choices=_DEVICES, is_half=True),
+        Field(_PARAMETERS, "Offload", "parameters", choices=_DEVICES, stages=(3,), is_half=True),
+    ),
+    has_degrees=True,
+    reads_bare_files=True,
+)
 
 
 class DeepSpeedSettings(TypedTable, DeepSpeedTable):

@@ -58,6 +58,8 @@ from zsim.specs.strategy.style import ModelParallelStyle
 class DeepSpeedResolver(FrameworkResolver[DeepSpeedTable, DeepSpeedConfig]):
     """DeepSpeed, whose JSON has values of the training too and is resolved before it."""
 
+    has_lenders = True
+
     def degrees(
         self, table: DeepSpeedTable, requested: ParallelismTable
     ) -> tuple[ParallelismTable, ModelParallelStyle]:

@@ -20,15 +20,7 @@ _SHARDING = Field(
 )
 
 
-class Fsdp1Fields(FrameworkFields):
-    """The sharding strategy besides what both FSDPs have."""
-
-    label = "FSDP1"
-    position = 3
-    fields = (_SHARDING, *FSDP_FIELDS)
-
-
-FIELDS = Fsdp1Fields()
+FIELDS = FrameworkFields("FSDP1", position=3, fields=(_SHARDING, *FSDP_FIELDS))
 
 
 class Fsdp1Settings(TypedTable, Fsdp1Table):

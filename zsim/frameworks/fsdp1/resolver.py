@@ -49,19 +49,9 @@ def _resolve_fsdp1(request: StrategyRequest[Fsdp1Table, Fsdp1Config], num_nodes:
         )
     check_replicate(replicate, request.ranks)
     param, reduce = fsdp_dtypes(table, request.training)
-    return Fsdp1Config(
-        table.sharding_strategy,
-        replicate,
-        table.wrapping or ("peft" if request.has_adapters else "huggingface"),
-        table.backward_prefetch,
-        table.forward_prefetch,
-        table.limit_all_gathers,
-        param,
-        reduce,
-        table.no_sync,
-        table.cpu_offload,
-        table.before_torch_2,
-        table.use_orig_params,
+    wrapping = table.wrapping or ("peft" if request.has_adapters else "huggingface")
+    return Fsdp1Config.resolve(
+        table, replicate=replicate, wrapping=wrapping, param_dtype=param, reduce_dtype=reduce
     )
 
 

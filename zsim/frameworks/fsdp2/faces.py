@@ -20,16 +20,7 @@ _RESHARD = Field(
 )
 
 
-class Fsdp2Fields(FrameworkFields):
-    """Resharding besides what both FSDPs have."""
-
-    label = "FSDP2"
-    position = 2
-    fields = (*FSDP_FIELDS, _RESHARD)
-    has_degrees = True
-
-
-FIELDS = Fsdp2Fields()
+FIELDS = FrameworkFields("FSDP2", position=2, fields=(*FSDP_FIELDS, _RESHARD), has_degrees=True)
 
 
 class Fsdp2Settings(TypedTable, Fsdp2Table):

@@ -107,11 +107,9 @@ def _resolve_fsdp2(
             "strategy.offload_states: found true beside cpu_offload, which updates on the host; expected one "
             "of them"
         )
-    return Fsdp2Config(
-        reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload,
-        offload_states=table.offload_states,
-        defers_all_reduce=table.defer_all_reduce,
-        precomputes_scales=table.precompute_fp8_scales,
+    return Fsdp2Config.resolve(
+        table, replicate=replicate, param_dtype=param, reduce_dtype=reduce,
+        defers_all_reduce=table.defer_all_reduce, precomputes_scales=table.precompute_fp8_scales,
         gpus_per_node=-(-world_size // len(placement.nodes)), job_gpus_per_node=placement.gpus_per_node,
     )  # fmt: skip
 

@@ -10,13 +10,11 @@ from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.ui.field import Field, FrameworkFields
 
-
-class MegatronFields(FrameworkFields):
-    """The optimizer, and the overlap of its communication."""
-
-    label = "Megatron"
-    position = 5
-    fields = (
+FIELDS = FrameworkFields(
+    "Megatron",
+    position=5,
+    has_degrees=True,
+    fields=(
         Field(
             "strategy.distributed_optimizer",
             "Optimizer",
@@ -37,11 +35,8 @@ class MegatronFields(FrameworkFields):
             is_half=True,
             choices={"after the update": False, "overlapped": True},
         ),
-    )
-    has_degrees = True
-
-
-FIELDS = MegatronFields()
+    ),
+)
 
 
 class MegatronSettings(TypedTable, MegatronTable):

@@ -34,6 +34,7 @@ _MEGATRON_LAYERS = LayerKernelSet(
     scaled_rotary=_SCALED_ROTARY,
     repeats_normalised_heads=True,
     norms_after_scans=True,
+    gates_in_kernel=True,
     has_sparse_attention=True,
 )
 # Those before, with Apex's norm.

@@ -26,6 +26,14 @@ MEGATRON = ModelParallelStyle(
     context_methods=("p2p", "all-gather", "all-to-all", "a2a+p2p"),
     has_zigzag=True,
     dispatchers=("all-gather", "all-to-all", "deepep", "hybridep"),
+    mixers=(
+        "Gated DeltaNet",
+        "Mamba-2",
+        "DeepSeek's sparse attention",
+        "compressed sparse attention",
+        "attention over blocks of keys",
+        "Kimi delta attention",
+    ),
     tensor_mixers=("Gated DeltaNet", "Mamba-2", "DeepSeek's sparse attention"),
     context_mixers=("Gated DeltaNet", "Mamba-2"),
 )
@@ -42,4 +50,5 @@ NANOTRON = ModelParallelStyle(
     empties_outputs=True,
     has_simulated_context=False,
     context_methods=("p2p",),
+    mixers=(),
 )

@@ -25,6 +25,8 @@ from zsim.frameworks.megatron.settings.experts import (
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.frameworks.torch.fsdp_resolver import launch_ranks
 from zsim.frameworks.torch.parallelism import UNSHARDED
+from zsim.operations.hyper_connection import AlternatingUpdate
+from zsim.operations.operation import operations_of
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import (
     ExtendedModel,
@@ -37,6 +39,7 @@ from zsim.specs.model.spec import Embedding, Linear, Loss, ModelSpec, Module, Pa
 from zsim.specs.strategy.experts import Dispatcher, ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.requirement import alternatives
 from zsim.specs.strategy.style import ModelParallelStyle
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -144,7 +147,12 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
 
 
 def _check_streams(model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
-    modules = (module for block in model.unique_blocks for module in block.modules)
+    modules = [module for block in model.unique_blocks for module in block.modules]
+    if operations_of(modules, AlternatingUpdate):
+        raise NotSimulatedError(
+            f"model '{model.name}' has alternating updates of several streams, of which Megatron has no "
+            f"layer; expected {alternatives('mixers')}"
+        )
     if all(module.op_spec.residual_streams == 1 for module in modules):
         return
     refused = {

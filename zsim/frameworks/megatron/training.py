@@ -370,9 +370,8 @@ def adapt_products(
 
     Each tensor-parallel rank has a part of both weights (`ParallelLinearAdapter`, peft/utils.py).
     """
-    targets = lora.targets
-    if targets in (None, ALL_LINEAR):
-        targets = FUSED_PRODUCTS
+    is_default = lora.targets in (None, ALL_LINEAR)
+    targets = FUSED_PRODUCTS if is_default else lora.targets
     names = targets if isinstance(targets, tuple) else ()
     model = fuse_named_products(model)
     others = (name for name in names if name.rpartition(".")[2] not in FUSED_PRODUCTS)
@@ -397,7 +396,7 @@ def adapt_products(
     model_targets = [
         name for name in names if _has_product(model, name) or (has_experts(model) and "_fc" in name)
     ]
-    return model, lora.model_copy(update={"targets": tuple(model_targets) if lora.targets is None else names})
+    return model, lora.model_copy(update={"targets": tuple(model_targets) if is_default else names})
 
 
 def adapt_experts(adapters: Adapters, lora: LoraTable, split: ExpertSplit) -> Adapters | None:

@@ -11,14 +11,7 @@ from zsim.frameworks.torch.fields import ZERO_STAGE
 from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.ui.field import FrameworkFields
 
-
-class ReferenceFields(FrameworkFields):
-    """The stage."""
-
-    fields = (ZERO_STAGE,)
-
-
-FIELDS = ReferenceFields()
+FIELDS = FrameworkFields(fields=(ZERO_STAGE,))
 
 
 class ReferenceZeroSettings(TypedTable, ReferenceTable):

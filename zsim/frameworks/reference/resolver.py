@@ -54,17 +54,12 @@ def _resolve_reference(
             update={"collectives": costs.model_copy(update={"reduce_scatter": "native"})}
         )
     low = "bf16" if training.precision == "fp8" else training.precision
-    strategy = ReferenceConfig(
-        table.stage,
-        table.param_dtype or low,
-        table.reduce_dtype or table.param_dtype or low,
-        table.bucket_bytes,
-        table.prefetch,
-        table.max_reductions_in_flight,
-        table.keep_gathered,
-        is_gloo,
-        table.optimizer_place,
-        table.parameter_place,
+    param_dtype = table.param_dtype or low
+    strategy = ReferenceConfig.resolve(
+        table,
+        param_dtype=param_dtype,
+        reduce_dtype=table.reduce_dtype or param_dtype,
+        emulates_reduce_scatter=is_gloo,
     )
     return strategy, cluster
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from zsim.cost.kernels.kernel import Kernel, elementwise
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations.mixers.sparse_attention import IndexerLoss
 from zsim.operations.operation import Kernels, Module, Operation, Role
 from zsim.operations.tensors import ModuleTensors, Sizes
 
@@ -26,7 +27,9 @@ class CompressedAttention(Operation):
 
     k is W, W + S / (2 ratio), or W + `top_k`, of which the kernel computes all also for the first tokens.
     Backward forms the scores again: 10 H D k. The indexer reads a detached input, and its choice has no
-    gradient. Positions are rotated in queries, in the one key, and back in the output.
+    gradient. A loss that trains it is taken to be that of `SparseAttention`, over entries, since
+    Megatron-Core d98e8a64 has no code of it: 2 H D for each entry forward, and twice the indexer's scores
+    backward. Positions are rotated in queries, in the one key, and back in the output.
     """
 
     num_heads: int
@@ -38,6 +41,7 @@ class CompressedAttention(Operation):
     """Entries that the indexer chooses. 0 for all."""
     index_heads: int = 0
     index_dim: int = 0
+    loss: IndexerLoss = "none"
 
     @property
     def role(self) -> Role:
@@ -74,11 +78,34 @@ class CompressedAttention(Operation):
             Kernel("indexer", 2.0 * pairs * self.index_heads * (self.index_dim + 1), 0.0, dtype),
             Kernel("top_k", 0.0, pairs * _FP32, dtype),
             *attention,
+            *self._loss(shape, options),
         )
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-        rotated = shape.tokens * (2 * self.num_heads + 1) * self.head_dim * 2 * options.activation_bytes
-        return (self._attention(2, shape, options), elementwise(rotated, options.kernel_dtype, 3))
+        dtype, e = options.kernel_dtype, options.activation_bytes
+        rotated = shape.tokens * (2 * self.num_heads + 1) * self.head_dim * 2 * e
+        kernels = self._attention(2, shape, options), elementwise(rotated, dtype, 3)
+        if self.loss == "none" or not self.top_k:
+            return kernels
+        scores = 4.0 * self._loss_pairs(shape) * self.index_heads * self.index_dim
+        moved = self._index_elements(shape) * 4 * e
+        return (*kernels, Kernel("indexer", scores, 0.0, dtype, (), 2), elementwise(moved, dtype, 4))
+
+    def _loss(self, shape: BatchShape, options: WorkOptions) -> Kernels:
+        """The main attention's scores of entries, and the distance of the indexer's from them."""
+        if self.loss == "none":
+            return ()
+        pairs = self._loss_pairs(shape)
+        flops = 2.0 * self.num_heads * self.head_dim * pairs
+        return (Kernel("indexer", flops, 2 * pairs * _FP32, options.kernel_dtype, (), 4),)
+
+    def _loss_pairs(self, shape: BatchShape) -> float:
+        pairs = self._pairs(shape)
+        return pairs if self.loss == "full" else min(pairs, float(shape.tokens * self.top_k))
+
+    def _index_elements(self, shape: BatchShape) -> int:
+        """Elements of the indexer's queries and entries."""
+        return shape.tokens * self.index_heads * self.index_dim + shape.tokens // self.ratio * self.index_dim
 
     def forward_flops(self, module: Module, sequence_length: int) -> float:
         """Attention over its keys, the indexer over all pairs of a token and an entry."""
@@ -131,9 +158,12 @@ class CompressedAttention(Operation):
         return ModuleTensors(self._saved(shape, options))
 
     def _saved(self, shape: BatchShape, options: WorkOptions) -> Sizes:
-        """Queries, the key with its entries, the output, its sums, and indices of what was chosen."""
+        """Queries, the key with its entries, the output, its sums, indices of what was chosen, and for
+        a loss what the indexer scores.
+        """
         tokens, e = shape.tokens, options.activation_bytes
         entries = tokens // self.ratio if self.ratio else 0
+        is_trained = self.top_k and self.loss != "none"
         heads = tokens * self.num_heads * self.head_dim * e
         return (
             heads,
@@ -141,6 +171,7 @@ class CompressedAttention(Operation):
             heads,
             tokens * self.num_heads * _FP32,
             tokens * self.top_k * _INDEX,
+            (self._index_elements(shape) + tokens * self.index_heads) * e if is_trained else 0,
         )
 
 

@@ -10,7 +10,8 @@ from zsim.cost.kernels.shapes import WorkOptions
 from zsim.operations.mixers.mixer import ElementwiseWork, LinearMixer, Scan
 from zsim.operations.sharding import FeatureCut
 
-_FP32 = 4
+_FP32, _MASK = 4, 1
+_EAGER_GATE = 64, 75  # bytes per channel forward and backward, see `KimiDelta`
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,12 @@ class KimiDelta(LinearMixer):
     Kimi Team 2025, "Kimi Linear" (arXiv 2510.26692), in fla's chunks (bc3b101d ops/kda/chunk.py): FLOPs as of
     Gated DeltaNet, with the decay in fp32 for every channel (2 of its tensors summed up, one read by each
     kernel), and two matrices of a chunk, which are kept.
+
+    transformers 5.24 makes the decays before, in fp32 (modeling_kimi_linear.py `KimiLinearForgetGate`): a
+    cast, the bias, softplus as exp, sum, log, comparison and choice, and a factor. Uncompiled, that is 64
+    bytes a channel, and 75 in backward. Autograd keeps exp, the sum, the mask and softplus, and fla's
+    function the decays and their sums over a chunk. Megatron-Bridge's layer (0.6.0
+    models/kimi/kimi_k3_ops.py) has fla make them, which keeps the product alone.
     """
 
     num_heads: int
@@ -62,23 +69,33 @@ class KimiDelta(LinearMixer):
 
     def forward_passes(self, options: WorkOptions) -> ElementwiseWork:
         """The decay of every channel from its product (reads it, writes fp32), and beta."""
-        return ElementwiseWork(
-            self.output_elements * (options.activation_bytes + _FP32) + self.num_heads * 3 * _FP32, 3
-        )
+        is_eager = self._has_eager_gate(options)
+        channel = _EAGER_GATE[0] if is_eager else options.activation_bytes + _FP32
+        moved = self.output_elements * channel + self.num_heads * 3 * _FP32
+        return ElementwiseWork(moved, 9 if is_eager else 3)
 
     def backward_passes(self, options: WorkOptions) -> ElementwiseWork:
-        e = options.activation_bytes
-        return ElementwiseWork(self.output_elements * (2 * e + _FP32) + self.num_heads * 5 * _FP32, 6)
+        is_eager = self._has_eager_gate(options)
+        channel = _EAGER_GATE[1] if is_eager else 2 * options.activation_bytes + _FP32
+        moved = self.output_elements * channel + self.num_heads * 5 * _FP32
+        return ElementwiseWork(moved, 11 if is_eager else 6)
 
     def kept_sizes(self, options: WorkOptions) -> tuple[float, ...]:
-        """Queries and keys, normalised, values, the product that the decay is made of, its sum in fp32, two
-        matrices of each chunk, and fp32 numbers of a head.
+        """Queries and keys, normalised, values, what the decays are made of, two matrices of each chunk, and
+        of a head two norms in fp32 and beta.
         """
         e, width = options.activation_bytes, self.output_elements
-        chunks = self.num_heads * self.chunk * e
-        return (
-            *(width * e,) * 4, width * _FP32, chunks, chunks, 4.0 * _FP32 * self.num_heads,
-        )  # fmt: skip
+        chunks, heads = self.num_heads * self.chunk * e, float(self.num_heads)
+        if options.layers.gates_in_kernel:
+            decays, beta = [width * e], _FP32
+        elif self._has_eager_gate(options):
+            decays, beta = [width * size for size in (_FP32, _FP32, _MASK, _FP32, _FP32, _FP32)], e
+        else:  # compiled: the product, the decays, and their sums
+            decays, beta = [width * e, width * _FP32, width * _FP32], e
+        return (*(width * e,) * 3, *decays, chunks, chunks, heads * (2 * _FP32 + beta))
+
+    def _has_eager_gate(self, options: WorkOptions) -> bool:
+        return not (options.compile or options.layers.gates_in_kernel)
 
     def state_bytes(self) -> float:
         return 2 * self.num_heads * self.head_dim**2 / self.chunk

@@ -49,7 +49,8 @@ def sum_tied_gradient(stage: Stage, dtype: str, shards: int = 1) -> None:
 
 
 class TiedGradient:
-    """The gradient of a weight that several modules use.
+    """The gradients of weights that several modules use: of a tied head's, or of each module that lends its
+    weight to later layers.
 
     autograd holds the first gradient in the weight's `dtype`, adds each later one to it, and frees the later
     one. The weight's own module adds its gradient last.
@@ -57,21 +58,26 @@ class TiedGradient:
 
     def __init__(self, builder: PlanBuilder, dtype: str, owner: str = "") -> None:
         self._builder, self._dtype, self._owner = builder, dtype, owner
-        self.held_numel = 0
+        self._held: dict[str, int] = {}
+
+    @property
+    def held_numel(self) -> int:
+        return sum(self._held.values())
 
     def add(self, call: ModuleCall) -> None:
         """Hold the gradient that `call` makes for the weight it borrows."""
         numel = call.borrowed_gradient_numel
         self._builder.allocate("activations", numel * DTYPE_BYTES[self._dtype], owner=self._owner)
-        if self.held_numel:
+        if call.module.lender in self._held:
             self._add_and_free(call, numel)
-        self.held_numel = numel
+        self._held[call.module.lender] = numel
 
     def finish(self, call: ModuleCall, numel: int) -> None:
         """Add the held gradient to that of a parameter of `numel` elements, if it is of this parameter."""
-        if self.held_numel and numel == self.held_numel:
+        lender = call.name if call.name in self._held else ""
+        if numel == self._held.get(lender):
             self._add_and_free(call, numel)
-            self.held_numel = 0
+            del self._held[lender]
 
     def _add_and_free(self, call: ModuleCall, numel: int) -> None:
         kernels = accumulate_kernels(numel, self._dtype, self._dtype)

@@ -182,6 +182,8 @@ class Workload(Memo):
     """Bytes of the gradient of the residual stream, alive from the head's backward on. Of a tower's stream,
     where that has more.
     """
+    message_bytes: int = 0
+    """Bytes of the residual stream itself, which a stage of a pipeline hands on."""
     fused_head: str = ""
     """The module whose weight the loss uses without calling the module. "" if it is called."""
     logs: MetricLog | None = None
@@ -213,10 +215,10 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> 
     operations = [module.op_spec for block in model.unique_blocks for module in block.modules]
     streams = max((work.residual_streams for work in operations), default=1)
     checkpoint = streams * footprint.checkpoint_bytes(model.hidden_size, stream, options)
-    residual_bytes = checkpoint
+    tower_stream = 0
     if model.tower is not None:
         segments += deriver.tower(model.tower)
-        residual_bytes = max(checkpoint, deriver.tower_stream_bytes(model.tower))
+        tower_stream = deriver.tower_stream_bytes(model.tower)
     for number, block in enumerate(model.blocks, model.first_block):
         if not block.is_wrapped:
             segments.append(deriver.segment(f"between {number}", "between", "", block.modules))
@@ -238,7 +240,8 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> 
             segments.append(deriver.block(name, block, policy, input_bytes))
     segments.append(deriver.segment("after", "after", "", model.after))
     logs = metric_log(model, stream, options)
-    return Workload(model, training, tuple(segments), residual_bytes, head, logs)
+    largest = max(checkpoint, tower_stream)
+    return Workload(model, training, tuple(segments), largest, checkpoint, head, logs)
 
 
 def _share_checkpoint(group: Sequence[Segment], output_bytes: int) -> list[Segment]:

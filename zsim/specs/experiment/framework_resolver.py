@@ -82,6 +82,8 @@ class FrameworkResolver(Generic[Table, Config]):
 
     padded_experts: ExpertLibrary | None = None
     """The library that pads routed experts to the fullest. None if the framework runs none."""
+    has_lenders: bool = False
+    """Layers may share a block's parameters."""
 
     def degrees(
         self, table: Table, requested: ParallelismTable
@@ -116,7 +118,7 @@ class FrameworkResolver(Generic[Table, Config]):
 
         Raises NotSimulatedError for experts of transformers that are not simulated.
         """
-        if model.family == "llama4_text":
+        if model.family in ("llama4_text", "llama4"):
             raise NotSimulatedError(
                 f"model '{model.name}': transformers' Llama 4 computes every expert for every token "
                 "(`Llama4TextMoe.forward`), which zsim does not simulate; expected "

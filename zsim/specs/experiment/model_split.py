@@ -43,6 +43,7 @@ def check_split(
             cut_blocks += model.tower.blocks[:1]
         for block in cut_blocks:
             _check_block(block, model, parallelism)
+    _check_lenders(framework, model, parallelism)
     _check_mixers(model, parallelism)
     _check_sparse(model, training)
     if parallelism.context > 1:
@@ -88,6 +89,21 @@ def _check_stages(model: ModelSpec, parallelism: ParallelismConfig) -> None:
         raise NotSimulatedError(
             f"parallelism.pipeline: found {parallelism.pipeline}, but layers of '{model.name}' read {read} "
             "of earlier layers, which zsim does not simulate being sent between stages; expected 1"
+        )
+
+
+def _check_lenders(
+    framework: FrameworkResolver[Any, Any], model: ModelSpec, parallelism: ParallelismConfig
+) -> None:
+    """Raises NotSimulatedError for layers that share a block, where a framework gathers layer by layer or has
+    layers of its own. FSDP2 refuses a parameter of two groups (torch 2.13
+    distributed/fsdp/_fully_shard/_fsdp_state.py `_validate_no_duplicate_params`).
+    """
+    shares = any(module.lender for block in model.unique_blocks for module in block.modules)
+    if shares and not (framework.has_lenders and parallelism.is_trivial):
+        raise NotSimulatedError(
+            f"model '{model.name}' has layers that share a block of attention, which zsim simulates with "
+            f"{alternatives('shared blocks')}"
         )
 
 
@@ -144,6 +160,11 @@ def _check_mixers(model: ModelSpec, parallelism: ParallelismConfig) -> None:
         ("context", parallelism.context, style.context_mixers),
     )
     for work in (module.op_spec for block in model.unique_blocks for module in block.modules):
+        if work.mixer_title and style.mixers is not None and work.mixer_title not in style.mixers:
+            raise NotSimulatedError(
+                f"model '{model.name}' has {work.mixer_title}, of which {style.title} has no layer; expected "
+                f"{alternatives('mixers')}"
+            )
         for axis, degree, mixers in axes:
             if work.mixer_title and degree > 1 and work.mixer_title not in mixers:
                 raise NotSimulatedError(

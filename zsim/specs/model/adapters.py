@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.experts import ExpertAdapterKind
 from zsim.operations.operation import Role
 from zsim.specs.model.expert_adapters import (
@@ -97,7 +97,7 @@ class Adapters:
         if not is_linear or self.is_excluded(name):
             return False
         if self.targets == (ALL_LINEAR,):
-            return module.name != "lm_head" and bool(module.parameters)
+            return module.name != "lm_head" and bool(module.parameters or module.lender)
         if self.is_pattern:
             return re.fullmatch(self.targets[0], name) is not None
         return is_named_by(name, self.targets)
@@ -181,6 +181,12 @@ def _adapt_blocks(
     adapted: list[Block] = []
     for number, (block, block_name) in enumerate(zip(blocks, block_names, strict=True), first):
         names = [join_names(block_name, module.name) for module in block.modules]
+        for module in block.modules:
+            if module.lender and adapters.is_target(module, module.lender):
+                raise NotSimulatedError(
+                    f"training.lora.targets: '{module.lender}' is in a block that layers share, on which "
+                    "zsim does not simulate adapters; expected others, as in_proj and out_proj"
+                )
         is_adapted_layer = not adapters.layers or number in adapters.layers
         flags = tuple(
             is_adapted_layer and (adapters.is_target(module, name) or adapters.is_on_router(module, name))
@@ -253,7 +259,7 @@ def _adapter_modules(
     module: Module, name: str, adapters: Adapters, *, holds_input: bool = False
 ) -> list[Module]:
     rank, (inputs, outputs) = adapters.rank_of(name), module.op_spec.product_features
-    if rank > max(inputs, outputs):  # PEFT has no limit, and adapts gates of one output
+    if rank > max(inputs, outputs) and adapters.targets != (ALL_LINEAR,):  # PEFT itself has no limit
         raise InputError(
             f"training.lora.rank: found {rank:,}, but '{name}' is a product of {inputs:,} x {outputs:,}; "
             f"expected at most {max(inputs, outputs):,}"

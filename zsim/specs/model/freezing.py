@@ -145,6 +145,8 @@ def _mark_borrowed_weight(module: Module, lenders: Sequence[Module]) -> Module:
 
 
 def _freeze_module(module: Module, name: str, frozen: FrozenParameters) -> Module:
+    if module.lender:
+        return replace(module, borrows_frozen=frozen.is_frozen(f"{module.lender}.weight"))
     if not module.parameters:
         return module
     prefix = name.removesuffix(module.name)

@@ -69,6 +69,8 @@ class ModelParallelStyle:
     has.
     """
 
+    mixers: tuple[str, ...] | None = None
+    """The mixers other than attention that its layers have, by their `mixer_title`. None for all."""
     tensor_mixers: tuple[str, ...] = ()
     """The mixers other than attention that are cut along their heads, by their `mixer_title`."""
 

@@ -2,8 +2,8 @@
 
 # See [Note: annotations of tables].
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -43,6 +43,12 @@ class StrategyConfig:
     """A table of `[strategy]` with all its defaults filled in, as the plan follows it."""
 
     kind: ClassVar[str]
+
+    @classmethod
+    def resolve(cls, table: StrategyTable, **resolved: Any) -> Self:
+        """The `resolved` settings, and those that are as the table of the same names has them."""
+        names = {field.name for field in fields(cls)} & set(type(table).model_fields)
+        return cls(**{name: getattr(table, name) for name in names} | resolved)
 
     @property
     def plans_workspaces(self) -> bool:

@@ -65,9 +65,7 @@ class Tree(HopWiring):
         port = cards.bandwidth / self.planes
         self.link_bandwidth = network.link_bandwidth or port
         down = self.down_ports * port
-        self.uplinks = _whole_uplinks(
-            where, "oversubscription", down / network.oversubscription / self.link_bandwidth
-        )
+        self.uplinks = _whole_uplinks(where, down / network.oversubscription / self.link_bandwidth)
         self.has_core = network.levels == 3
         self.leaves_per_pod = (
             network.leaves_per_pod * self.rails if self.has_core else max(self.num_leaves, 1)
@@ -155,13 +153,13 @@ class Tree(HopWiring):
         return -(-count // per_switch), ports * min(per_switch, count)
 
 
-def _whole_uplinks(where: str, key: str, links: float) -> int:
+def _whole_uplinks(where: str, links: float) -> int:
     """`links` as an integer. Raises InputError unless it is a whole number, up to rounding."""
     count = round(links)
     if count < 1 or abs(links - count) > 1e-6 * count:
         raise InputError(
-            f"{where}: {key} leaves {links:.4g} uplinks for a switch; expected a whole number, so change it, "
-            "the nodes of a leaf or link_bandwidth"
+            f"{where}: oversubscription leaves {links:.4g} uplinks for a switch; expected a whole number, so "
+            "change it, the nodes of a leaf or link_bandwidth"
         )
     return count
 

@@ -1,16 +1,24 @@
-"""A scaling study as plain data and as one HTML page with a table and sentences."""
+"""A scaling study: its points, where efficiency changes and why, and how that reads.
+
+# [Note: what a token costs]
+The cost of a token, in GPU-seconds by cause, is the step's critical path by cause, times the number of GPUs,
+over the tokens of the step. Efficiency is the lowest total cost over the cost at this count, so a loss of
+efficiency has a reason: the cause whose cost per token grew most. Time that leaves the path under one cause
+may reappear under another: if computation gets faster, communication that it had hidden is exposed. So where
+some causes grew and others shrank, the growth of the largest cause overstates its effect. Its net change is
+its share of the total change.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from itertools import pairwise
+from math import log2
+from typing import Any, Literal
 
-from zsim.errors import InputError, did_you_mean
 from zsim.report.critical.causes import cause_meaning, cause_noun
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
@@ -18,6 +26,7 @@ from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
 from zsim.report.views.result import (
     Cell,
+    Column,
     Displayable,
     Figures,
     ItemColumn,
@@ -26,63 +35,231 @@ from zsim.report.views.result import (
     Section,
     table_of,
 )
-from zsim.report.views.text.plain import paragraph, text_table
-from zsim.study.experiment_source import ExperimentSource, experiment_of
-from zsim.study.scaling.scaling import (
-    KNEE,
-    EfficiencyChange,
-    Mode,
-    Scaling,
-    ScalingPoint,
-    parse_counts,
-    run_dict,
-    run_lines,
-    run_scaling,
-    run_section,
-)
-from zsim.study.sweep.sweep import points_folder
-from zsim.units import format_bytes, format_percent, format_seconds
+from zsim.report.views.text.plain import paragraph, table, text_table
+from zsim.units import format_bytes, format_duration, format_percent, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range
 from zsim.validated.validation import format_range
-from zsim.validated.verdict import verdict_content, verdict_suffix
+from zsim.validated.verdict import Verdict, verdict_content, verdict_suffix
 
-MODES = {
+Mode = Literal["weak", "strong", "fill"]
+MODES: Mapping[Mode, str] = {
     "weak": "weak scaling: the same batch on every GPU",
     "strong": "strong scaling: the same batch in all",
     "fill": "the micro-batch that fills the GPU",
 }
+KNEE = 0.05  # loss of efficiency per doubling
 WORTH_SAYING = 0.01  # relative to a token's cost
+_LINE, _LIMIT = BREAKDOWN["compute"].color, CAPACITY.color
 
 
-def scaling_lines(scaling: Scaling) -> Iterator[str]:
-    """The table, then the sentences."""
-    yield scaling.title
-    yield MODES[scaling.mode]
-    heading, *lines = text_table(point_table(scaling, "text"))
-    yield heading
-    for point, line in zip(scaling.points, lines, strict=True):
-        yield from [line] if point.error is None else paragraph(f"{line} {point.error}", indent=8)
-    yield ""
-    for sentence in sentences(scaling):
-        yield from paragraph(sentence)
+@dataclass(frozen=True)
+class ScalingPoint:
+    """The experiment on one number of GPUs, or `error`, the reason why it has no step there."""
+
+    gpus: int
+    error: str | None = None
+    nodes: int = 0
+    micro_batch_size: int = 0
+    gradient_accumulation_steps: int = 0
+    step_seconds: float = 0.0
+    step_tokens: int = 0
+    mfu_fraction: float | None = None
+    fits: bool = False
+    gpu_peak_bytes: int = 0
+    gpu_capacity_bytes: int | None = None
+    costs: Mapping[str, float] = field(default_factory=dict)
+    """GPU-seconds per token, by cause."""
+    allocator_retries: int | None = None
+    largest_micro_batch: int | None = None
+    step_seconds_range: tuple[float, float] | None = None
+    is_shared: bool = False
+    """Whether several ranks share a replica of the model."""
+    whole_run: Mapping[str, Any] | None = None
+    """Columns of the run of days, where the experiment has `[run]`."""
+    verdict: Verdict | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.step_tokens / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def token_gpu_seconds(self) -> float:
+        """Cost of a token in GPU-seconds."""
+        return self.gpus * self.step_seconds / self.step_tokens if self.step_tokens else 0.0
 
 
-def point_table(scaling: Scaling, medium: Medium) -> ResultTable:
+@dataclass(frozen=True, slots=True)
+class EfficiencyChange:
+    """The change of efficiency between two counts, from `before` to `after`, mostly due to `cause`."""
+
+    start: int
+    end: int
+    before: float
+    after: float
+    cause: str
+    cause_change: float
+    """The change of the cost of `cause` alone, relative to a token's total cost at `start`."""
+    change: float
+    """The change of a token's total cost, relative to that cost at `start`."""
+    net_change: float
+    """`cause_change` less its share of opposite changes, so that net changes add up to `change`."""
+    offset: str = ""
+    """The cause with the largest opposite change ("" without one)."""
+
+    @property
+    def change_per_doubling(self) -> float:
+        return (self.after - self.before) / log2(self.end / self.start)
+
+    def content(self) -> dict[str, Any]:
+        """Its entry in scaling.json."""
+        return {
+            "from_gpus": self.start, "to_gpus": self.end, "efficiency_before_fraction": self.before,
+            "efficiency_after_fraction": self.after, "cause": self.cause,
+            "cause_change_fraction": self.cause_change, "change_fraction": self.change,
+            "cause_net_change_fraction": self.net_change,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class ScalingResult(Displayable):
+    """The experiment on each number of GPUs, in order. `knees()` says where efficiency bends, and why."""
+
+    title: str
+    mode: Mode
+    points: tuple[ScalingPoint, ...]
+    base: ScalingPoint
+    """The point where a token costs least, to which efficiency is relative. See `best_of`."""
+    is_stopped: bool = False
+    grow: str | None = None
+    """The degree of `GROWN` that grows with the GPUs, if any."""
+
+    def efficiency(self, point: ScalingPoint) -> float:
+        return self.base.token_gpu_seconds / point.token_gpu_seconds
+
+    @property
+    def runs(self) -> list[ScalingPoint]:
+        return [point for point in self.points if point.error is None]
+
+    def changes(self) -> list[EfficiencyChange]:
+        """The change of efficiency from each count to the next, over the counts that fit, if any do."""
+        return [self._change_between(first, second) for first, second in pairwise(self._comparable_points())]
+
+    def _comparable_points(self) -> list[ScalingPoint]:
+        return [point for point in self.runs if point.fits] or self.runs
+
+    def knees(self) -> list[EfficiencyChange]:
+        """Falls of more than `KNEE` per doubling. Consecutive ones with the same cause are merged."""
+        return self._merge_changes(lambda delta: delta.change_per_doubling < -KNEE)
+
+    def gains(self) -> list[EfficiencyChange]:
+        """Rises of more than `KNEE` per doubling: faster than linear."""
+        return self._merge_changes(lambda delta: delta.change_per_doubling > KNEE)
+
+    def _merge_changes(self, is_wanted: Callable[[EfficiencyChange], bool]) -> list[EfficiencyChange]:
+        by_gpus = {point.gpus: point for point in self.runs}
+        merged: list[EfficiencyChange] = []
+        for delta in filter(is_wanted, self.changes()):
+            if merged and merged[-1].end == delta.start and merged[-1].cause == delta.cause:
+                merged[-1] = self._change_between(by_gpus[merged[-1].start], by_gpus[delta.end])
+            else:
+                merged.append(delta)
+        return merged
+
+    def _change_between(self, first: ScalingPoint, second: ScalingPoint) -> EfficiencyChange:
+        before, after = self.efficiency(first), self.efficiency(second)
+        sign = 1 if after < before else -1
+        names = dict.fromkeys([*first.costs, *second.costs])
+        growth = {name: second.costs.get(name, 0.0) - first.costs.get(name, 0.0) for name in names}
+        cause = max(growth, key=lambda name: sign * growth[name], default="")
+        total_cost = first.token_gpu_seconds
+        change = (second.token_gpu_seconds - total_cost) / total_cost
+        share = growth.get(cause, 0.0) / total_cost
+        aligned = sum(cost for cost in growth.values() if cost * sign > 0) / total_cost
+        net = share * change / aligned if aligned else 0.0
+        opposite = min(growth, key=lambda name: sign * growth[name], default="")
+        offset = opposite if sign * growth.get(opposite, 0.0) < 0 else ""
+        return EfficiencyChange(first.gpus, second.gpus, before, after, cause, share, change, net, offset)
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row per number of GPUs."""
+        scales: list[dict[str, Any]] = self.to_dict()["scales"]
+        return scales
+
+    def headline(self) -> str:
+        return f"{self.title} | {MODES[self.mode]}"
+
+    def columns(self) -> Sequence[str]:
+        failed = ["error"] if any(scale.error for scale in self.points) else []
+        return ["gpus", "step_seconds", "tokens_per_second", "efficiency_fraction", "mfu_fraction", "fits",
+                "gpu_peak_bytes", *failed]  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        """The table, the sentences, and the runs of days."""
+        yield self.title
+        yield MODES[self.mode]
+        heading, *lines = text_table(point_table(self, "text"))
+        yield heading
+        for point, line in zip(self.points, lines, strict=True):
+            yield from [line] if point.error is None else paragraph(f"{line} {point.error}", indent=8)
+        yield ""
+        for sentence in sentences(self):
+            yield from paragraph(sentence)
+        yield from run_lines(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of scaling.json."""
+        return {
+            "title": self.title,
+            "mode": self.mode,
+            "base_gpus": self.base.gpus,
+            "scales": [self._point_content(point) for point in self.points],
+            "knees": [change.content() for change in self.knees()],
+            "gains": [change.content() for change in self.gains()],
+        }
+
+    def _point_content(self, point: ScalingPoint) -> dict[str, Any]:
+        if point.error is not None:
+            return {"gpus": point.gpus, "error": point.error}
+        interval = point.step_seconds_range
+        return {
+            "gpus": point.gpus, "error": None, "nodes": point.nodes,
+            "micro_batch_size": point.micro_batch_size,
+            "gradient_accumulation_steps": point.gradient_accumulation_steps,
+            "step_seconds": point.step_seconds,
+            "step_seconds_range": None if interval is None else [*interval],
+            "tokens_per_second": point.tokens_per_second,
+            "efficiency_fraction": self.efficiency(point),
+            "mfu_fraction": point.mfu_fraction, "fits": point.fits, **verdict_content(point.verdict),
+            "gpu_peak_bytes": point.gpu_peak_bytes, "allocator_retries": point.allocator_retries,
+            "largest_micro_batch_size": point.largest_micro_batch, "token_gpu_seconds": dict(point.costs),
+            **({} if point.whole_run is None else {"run": dict(point.whole_run)}),
+        }  # fmt: skip
+
+    def plots(self) -> Figures:
+        return {
+            "efficiency": lambda: efficiency(self),
+            "throughput": lambda: throughput(self),
+            "causes": lambda: causes(self),
+            "memory": lambda: memory(self),
+        }
+
+    def pages(self) -> Mapping[str, str]:
+        content = json.dumps(self.to_dict(), indent=1) + "\n"
+        return {"scaling.html": scaling_page(self), "scaling.json": content}
+
+
+def best_of(runs: Sequence[ScalingPoint]) -> ScalingPoint:
+    """The point with the lowest cost per token, the fewest GPUs among equals. It is chosen among the points
+    that fit without allocator retries, or else among those that fit, or else among all.
+    """
+    fitting = [point for point in runs if point.fits] or list(runs)
+    roomy = [point for point in fitting if not point.allocator_retries] or fitting
+    return min(roomy, key=lambda point: point.token_gpu_seconds)
+
+
+def point_table(scaling: ScalingResult, medium: Medium) -> ResultTable:
     """A row for each number of GPUs. One without a step has its error in the page's last column."""
-    gpus: ItemColumn[ScalingPoint] = ItemColumn("GPUs", lambda point: f"{point.gpus:,}")
-    causes: ItemColumn[ScalingPoint] = ItemColumn(
-        "mostly waiting for", lambda point: point.error or _format_causes(point), is_left=True, where="page"
-    )
-    fields = [replace(field, cell=partial(_cell_of_run, field.cell)) for field in _fields(scaling)]
-    return table_of("", [gpus, *fields, causes], scaling.points, medium)
-
-
-def _cell_of_run(cell: Callable[[ScalingPoint], Cell], point: ScalingPoint) -> Cell:
-    return "" if point.error is not None else cell(point)
-
-
-def _fields(scaling: Scaling) -> Sequence[ItemColumn[ScalingPoint]]:
-    return (
+    fields: Sequence[ItemColumn[ScalingPoint]] = (
         ItemColumn("nodes", lambda point: f"{point.nodes:,}", where="page"),
         ItemColumn("batch", lambda point: f"{point.micro_batch_size}x{point.gradient_accumulation_steps}"),
         ItemColumn("step", lambda point: format_seconds(point.step_seconds)),
@@ -94,6 +271,16 @@ def _fields(scaling: Scaling) -> Sequence[ItemColumn[ScalingPoint]]:
         ItemColumn("memory", _format_memory, where="page"),
         ItemColumn("80 %", _format_range, where="text"),
     )
+    gpus: ItemColumn[ScalingPoint] = ItemColumn("GPUs", lambda point: f"{point.gpus:,}")
+    causes: ItemColumn[ScalingPoint] = ItemColumn(
+        "mostly waiting for", lambda point: point.error or _format_causes(point), is_left=True, where="page"
+    )
+    of_runs = [replace(field, cell=partial(_cell_of_run, field.cell)) for field in fields]
+    return table_of("", [gpus, *of_runs, causes], scaling.points, medium)
+
+
+def _cell_of_run(cell: Callable[[ScalingPoint], Cell], point: ScalingPoint) -> Cell:
+    return "" if point.error is not None else cell(point)
 
 
 def _format_causes(point: ScalingPoint) -> str:
@@ -122,7 +309,7 @@ def _format_range(point: ScalingPoint) -> str:
     return f"{low * 100:+.0f} {high * 100:+.0f} %"
 
 
-def sentences(scaling: Scaling) -> Iterator[str]:
+def sentences(scaling: ScalingResult) -> Iterator[str]:
     """Sentences on the study: that nothing fits, where efficiency changes and why, or that it does not, and
     where a smaller micro-batch than the largest is used, and why.
     """
@@ -151,19 +338,21 @@ def sentences(scaling: Scaling) -> Iterator[str]:
             )
 
 
-def range_of_efficiency(efficiency: float, scaling: Scaling, *points: ScalingPoint) -> tuple[float, float]:
+def range_of_efficiency(
+    efficiency: float, scaling: ScalingResult, *points: ScalingPoint
+) -> tuple[float, float]:
     """The interval that contains the efficiency of one of two counts against the other with 80 %."""
     settings = ["GPUs"] if scaling.grow is None else ["GPUs", "parallelism"]
     return ratio_range(efficiency, settings, is_shared=any(point.is_shared for point in points))
 
 
-def _is_distinguishable(delta: EfficiencyChange, scaling: Scaling) -> bool:
+def _is_distinguishable(delta: EfficiencyChange, scaling: ScalingResult) -> bool:
     ends = (point for point in scaling.runs if point.gpus in (delta.start, delta.end))
     low, high = range_of_efficiency(delta.after / delta.before, scaling, *ends)
     return not low <= 1.0 <= high
 
 
-def explain_change(delta: EfficiencyChange, scaling: Scaling) -> str:
+def explain_change(delta: EfficiencyChange, scaling: ScalingResult) -> str:
     """The reason for a change of efficiency: the causes by which a token costs more, or less."""
     more, less = ("more", "less") if delta.net_change > 0 else ("less", "more")
     netted_change = abs(delta.cause_change - delta.net_change)
@@ -178,7 +367,7 @@ def explain_change(delta: EfficiencyChange, scaling: Scaling) -> str:
     return f"a token costs {total} {more}{share_text} because of {cause_noun(delta.cause)}{offset_text}"
 
 
-def scaling_page(scaling: Scaling) -> str:
+def scaling_page(scaling: ScalingResult) -> str:
     """The page as text."""
     sections = [
         Section("How far from linear", [
@@ -197,42 +386,53 @@ def scaling_page(scaling: Scaling) -> str:
     return page(f"{scaling.title} | {MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling)))
 
 
-def _axes(figure: Figure, scaling: Scaling, **y: Any) -> Figure:
-    counts = [point.gpus for point in scaling.runs]
-    figure.update_xaxes(title_text="GPUs", type="log", tickvals=counts, ticktext=[f"{n:,}" for n in counts])
+def _line(figure: Figure, name: str, values: Mapping[int, float], **attributes: Any) -> None:
+    """A line over the number of GPUs."""
+    figure.add_scatter(
+        name=name, x=[*values], y=[*values.values()], mode="lines+markers", line={"color": _LINE, "width": 3},
+        **attributes,
+    )  # fmt: skip
+
+
+def _dashes(
+    figure: Figure, name: str, values: Mapping[int, float], color: str = _LIMIT, width: int = 2
+) -> None:
+    figure.add_scatter(
+        name=name, x=[*values], y=[*values.values()], mode="lines",
+        line={"dash": "dash", "width": width, "color": color}, hoverinfo="skip",
+    )  # fmt: skip
+
+
+def _axes(figure: Figure, counts: Iterable[int], **y: Any) -> Figure:
+    """The figure over these numbers of GPUs."""
+    ticks = list(counts)
+    figure.update_xaxes(title_text="GPUs", type="log", tickvals=ticks, ticktext=[f"{n:,}" for n in ticks])
     figure.update_yaxes(automargin=True, **y)
     return figure
 
 
-def efficiency(scaling: Scaling) -> Figure:
+def efficiency(scaling: ScalingResult) -> Figure:
     """Efficiency against linear scaling, knees marked with their causes."""
-    runs = scaling.runs
-    shares = [scaling.efficiency(point) * 100 for point in runs]
+    runs, base = scaling.runs, scaling.base
+    by_gpus = {point.gpus: scaling.efficiency(point) * 100 for point in runs}
     figure = Figure(layout(420))
-    other_points = [
-        (point, share) for point, share in zip(runs, shares, strict=True) if point is not scaling.base
-    ]
-    base = scaling.base
-    ends = {point.gpus: range_of_efficiency(share, scaling, point, base) for point, share in other_points}
+    ends = {p.gpus: range_of_efficiency(by_gpus[p.gpus], scaling, p, base) for p in runs}
     ends[base.gpus] = (100.0, 100.0)
-    _band(figure, [(point.gpus, *ends[point.gpus]) for point in runs])
-    figure.add_scatter(
-        name="of linear",
-        x=[point.gpus for point in runs],
-        y=shares,
-        mode="lines+markers",
-        line={"color": BREAKDOWN["compute"].color, "width": 3},
+    _band(figure, ends)
+    _line(
+        figure,
+        "of linear",
+        by_gpus,
         marker={"symbol": ["circle" if s.fits else "x" for s in runs], "size": 9},
         hovertext=[_hover(scaling, point) for point in runs],
         hoverinfo="text",
     )
     for kind, deltas, color in (
-        ("knee", scaling.knees(), CAPACITY.color),
+        ("knee", scaling.knees(), _LIMIT),
         ("faster than linear", scaling.gains(), BREAKDOWN["optimizer"].color),
     ):
         if not deltas:
             continue
-        by_gpus = dict(zip((point.gpus for point in runs), shares, strict=True))
         figure.add_scatter(
             name=kind,
             x=[delta.start for delta in deltas],
@@ -247,63 +447,44 @@ def efficiency(scaling: Scaling) -> Figure:
             hoverinfo="text",
         )
     figure.add_hline(y=100, line={"dash": "dash", "width": 1, "color": "#8A8F98"})
-    return _axes(
-        figure, scaling, title_text="% of linear", range=[0, max([115.0, *(1.15 * s for s in shares)])]
-    )
+    highest = max([115.0, *(1.15 * share for share in by_gpus.values())])
+    return _axes(figure, by_gpus, title_text="% of linear", range=[0, highest])
 
 
-def _band(figure: Figure, ends: Sequence[tuple[int, float, float]]) -> None:
-    """Draw the 80 % interval as a band."""
+def _band(figure: Figure, ends: Mapping[int, tuple[float, float]]) -> None:
+    """Draw the 80 % interval at each number of GPUs as a band."""
     if not ends:
         return
-    counts, reversed_counts = [gpus for gpus, _, _ in ends], [gpus for gpus, _, _ in reversed(ends)]
     figure.add_scatter(
-        name="80 %",
-        x=[*counts, *reversed_counts],
-        y=[*(high for _, _, high in ends), *(low for _, low, _ in reversed(ends))],
-        mode="lines",
-        fill="toself",
-        fillcolor="rgba(47, 127, 191, 0.15)",
-        line={"width": 0},
+        name="80 %", x=[*ends, *[*ends][::-1]],
+        y=[*(high for _, high in ends.values()), *(low for low, _ in [*ends.values()][::-1])],
+        mode="lines", fill="toself", fillcolor="rgba(47, 127, 191, 0.15)", line={"width": 0},
         hoverinfo="skip",
-    )
+    )  # fmt: skip
 
 
-def _hover(scaling: Scaling, point: ScalingPoint) -> str:
+def _hover(scaling: ScalingResult, point: ScalingPoint) -> str:
     share, interval = scaling.efficiency(point) * 100, point.step_seconds_range
     step = format_seconds(point.step_seconds) + (f" ({format_range(interval)})" if interval else "")
     return f"{point.gpus:,} GPUs: {step} per step, {share:.1f} % of linear"
 
 
-def throughput(scaling: Scaling) -> Figure:
+def throughput(scaling: ScalingResult) -> Figure:
     runs, base = scaling.runs, scaling.base
     figure = Figure(layout(360))
-    counts = [point.gpus for point in runs]
-    _band(figure, [
-        (point.gpus, point.step_tokens / point.step_seconds_range[1],
-         point.step_tokens / point.step_seconds_range[0])
-        for point in runs if point.step_seconds_range is not None
-    ])  # fmt: skip
-    figure.add_scatter(
-        name="tokens/s",
-        x=counts,
-        y=[point.tokens_per_second for point in runs],
-        mode="lines+markers",
-        line={"color": BREAKDOWN["compute"].color, "width": 3},
-        hovertemplate="%{x:,} GPUs: %{y:,.0f} tokens/s<extra></extra>",
-    )
-    figure.add_scatter(
-        name="linear",
-        x=counts,
-        y=[base.tokens_per_second * count / base.gpus for count in counts],
-        mode="lines",
-        line={"dash": "dash", "width": 1, "color": "#8A8F98"},
-        hoverinfo="skip",
-    )
-    return _axes(figure, scaling, title_text="tokens/s", type="log")
+    ranges = [(point, point.step_seconds_range) for point in runs]
+    _band(figure, {
+        point.gpus: (point.step_tokens / interval[1], point.step_tokens / interval[0])
+        for point, interval in ranges if interval is not None
+    })  # fmt: skip
+    rates = {point.gpus: point.tokens_per_second for point in runs}
+    _line(figure, "tokens/s", rates, hovertemplate="%{x:,} GPUs: %{y:,.0f} tokens/s<extra></extra>")
+    linear = {gpus: base.tokens_per_second * gpus / base.gpus for gpus in rates}
+    _dashes(figure, "linear", linear, "#8A8F98", 1)
+    return _axes(figure, rates, title_text="tokens/s", type="log")
 
 
-def causes(scaling: Scaling) -> Figure:
+def causes(scaling: ScalingResult) -> Figure:
     """Stacked bars: the cost of a token by cause, in percent of its cost at the base."""
     runs = scaling.runs
     base_cost = scaling.base.token_gpu_seconds
@@ -327,154 +508,93 @@ def causes(scaling: Scaling) -> Figure:
     return figure
 
 
-def memory(scaling: Scaling) -> Figure:
+def memory(scaling: ScalingResult) -> Figure:
     runs = scaling.runs
     figure = Figure(layout(320))
-    figure.add_scatter(
-        name="fullest GPU",
-        x=[point.gpus for point in runs],
-        y=[point.gpu_peak_bytes / 1e9 for point in runs],
-        mode="lines+markers",
-        line={"color": BREAKDOWN["compute"].color, "width": 3},
+    _line(
+        figure,
+        "fullest GPU",
+        {point.gpus: point.gpu_peak_bytes / 1e9 for point in runs},
         hovertext=[f"{s.gpus:,} GPUs: {format_bytes(s.gpu_peak_bytes)}, micro-batch {s.micro_batch_size}"
                    for s in runs],
         hoverinfo="text",
     )  # fmt: skip
     capacity = runs[0].gpu_capacity_bytes if runs else None
     if capacity:
-        figure.add_scatter(
-            name="capacity",
-            x=[runs[0].gpus, runs[-1].gpus],
-            y=[capacity / 1e9] * 2,
-            mode="lines",
-            line={"dash": "dash", "width": 2, "color": CAPACITY.color},
-            hoverinfo="skip",
-        )
-    return _axes(figure, scaling, title_text="GB", rangemode="tozero")
+        _dashes(figure, "capacity", dict.fromkeys((runs[0].gpus, runs[-1].gpus), capacity / 1e9))
+    return _axes(figure, [point.gpus for point in runs], title_text="GB", rangemode="tozero")
 
 
-def scaling_dict(scaling: Scaling) -> dict[str, Any]:
-    """The study as plain data."""
-    return {
-        "title": scaling.title,
-        "mode": scaling.mode,
-        "base_gpus": scaling.base.gpus,
-        "scales": [
-            {"gpus": point.gpus, "error": point.error}
-            if point.error is not None
-            else {
-                "gpus": point.gpus,
-                "error": None,
-                "nodes": point.nodes,
-                "micro_batch_size": point.micro_batch_size,
-                "gradient_accumulation_steps": point.gradient_accumulation_steps,
-                "step_seconds": point.step_seconds,
-                "step_seconds_range": None
-                if point.step_seconds_range is None
-                else [*point.step_seconds_range],
-                "tokens_per_second": point.tokens_per_second,
-                "efficiency_fraction": scaling.efficiency(point),
-                "mfu_fraction": point.mfu_fraction,
-                "fits": point.fits,
-                **verdict_content(point.verdict),
-                "gpu_peak_bytes": point.gpu_peak_bytes,
-                "allocator_retries": point.allocator_retries,
-                "largest_micro_batch_size": point.largest_micro_batch,
-                "token_gpu_seconds": dict(point.costs),
-                **run_dict(point),
-            }
-            for point in scaling.points
-        ],
-        "knees": [_change_dict(delta) for delta in scaling.knees()],
-        "gains": [_change_dict(delta) for delta in scaling.gains()],
-    }
+_COLUMNS = [Column(title) for title in ("GPUs", "days", "5 to 95 %", "goodput", "failures", "save every")]
 
 
-def _change_dict(delta: EfficiencyChange) -> dict[str, Any]:
-    return {
-        "from_gpus": delta.start,
-        "to_gpus": delta.end,
-        "efficiency_before_fraction": delta.before,
-        "efficiency_after_fraction": delta.after,
-        "cause": delta.cause,
-        "cause_change_fraction": delta.cause_change,
-        "change_fraction": delta.change,
-        "cause_net_change_fraction": delta.net_change,
-    }
+def run_lines(scaling: ScalingResult) -> Iterator[str]:
+    """A table of the runs, then the number of GPUs with the fewest days. Empty without `[run]`."""
+    answers = _answers(scaling)
+    if not answers:
+        return
+    yield ""
+    yield "whole runs, with saves and failures"
+    heading, *lines = table(_COLUMNS, [_cells(point, answer) for point, answer in answers])
+    yield heading
+    for (_, answer), line in zip(answers, lines, strict=True):
+        error = answer["run_error"]
+        yield from [line] if error is None else paragraph(f"{line} {error}", indent=8)
+    mean_days = [
+        (answer["expected_days"], point.gpus) for point, answer in answers if answer["expected_days"]
+    ]
+    if mean_days:
+        days, gpus = min(mean_days)
+        yield from paragraph(f"The fewest days: {days:.2f}, on {gpus:,} GPUs.")
 
 
-class ScalingResult(Displayable, Scaling):
-    """The experiment on each number of GPUs. `knees()` says where efficiency bends, and why."""
-
-    def records(self) -> Sequence[Mapping[str, Any]]:
-        """One row per number of GPUs."""
-        scales: list[dict[str, Any]] = self.to_dict()["scales"]
-        return scales
-
-    def headline(self) -> str:
-        return f"{self.title} | {MODES[self.mode]}"
-
-    def columns(self) -> Sequence[str]:
-        failed = ["error"] if any(scale.error for scale in self.points) else []
-        return ["gpus", "step_seconds", "tokens_per_second", "efficiency_fraction", "mfu_fraction", "fits",
-                "gpu_peak_bytes", *failed]  # fmt: skip
-
-    def lines(self) -> Iterator[str]:
-        yield from scaling_lines(self)
-        yield from run_lines(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The content of scaling.json."""
-        return scaling_dict(self)
-
-    def plots(self) -> Figures:
-        return {
-            "efficiency": lambda: efficiency(self),
-            "throughput": lambda: throughput(self),
-            "causes": lambda: causes(self),
-            "memory": lambda: memory(self),
-        }
-
-    def pages(self) -> Mapping[str, str]:
-        content = json.dumps(self.to_dict(), indent=1) + "\n"
-        return {"scaling.html": scaling_page(self), "scaling.json": content}
+def run_section(scaling: ScalingResult) -> list[Section]:
+    """The page's section with its figures. Empty without `[run]`."""
+    answers = _answers(scaling)
+    if not answers:
+        return []
+    figures = [
+        ("goodput", "Goodput: the steps' time over the whole run's, saves and failures included.",
+         _run_figure(answers, "goodput_fraction", 100.0, "%")),
+        ("days", "Days to the last token; dashed: if nothing were saved and nothing failed.",
+         _days_figure(answers)),
+    ]  # fmt: skip
+    rows = [[*_cells(point, answer), answer["run_error"] or ""] for point, answer in answers]
+    return [Section("Whole runs", figures, ResultTable("", [*_COLUMNS, Column("", is_left=True)], rows))]
 
 
-def scaling(
-    experiment: ExperimentSource = None,
-    gpus: str | Iterable[int] = "8..1024",
-    *,
-    mode: str = "weak",
-    overrides: Mapping[str, Any] | None = None,
-    global_batch: int | None = None,
-    grow: str | None = None,
-    jobs: int | None = None,
-    cache: str | Path | None = None,
-) -> ScalingResult:
-    """Simulate an experiment on a growing number of GPUs, as `zsim scaling` does.
+def _answers(scaling: ScalingResult) -> list[tuple[ScalingPoint, Mapping[str, Any]]]:
+    return [(point, point.whole_run) for point in scaling.runs if point.whole_run is not None]
 
-    `gpus` is "8..1024" (doubling), "8..4096:4", or numbers. `mode` "weak" keeps the batch of a GPU, "strong"
-    that of all GPUs (`global_batch` sequences, else the experiment's), and "fill" takes the largest
-    micro-batch that fits. `grow` is "tensor", "pipeline" or "context", the degree that grows in place of the
-    replicas. `cache` is a folder of simulated points.
 
-        found = zsim.scaling("experiment.toml", [8, 16, 32, 64])
-        found.figure("efficiency"), [knee.cause for knee in found.knees()]
+def _cells(point: ScalingPoint, answer: Mapping[str, Any]) -> list[str]:
+    if answer["run_error"] is not None:
+        return [f"{point.gpus:,}", "", "", "", "", ""]
+    days, low, high = answer["expected_days"], answer["days_low"], answer["days_high"]
+    interval, goodput = answer["interval_seconds"], answer["goodput_fraction"]
+    return [
+        f"{point.gpus:,}",
+        "no mean" if days is None else f"{days:.2f}",
+        f"{low:.1f} to {high:.1f}" if high is not None else f"from {low:.1f}",
+        "-" if goodput is None else f"{goodput * 100:.1f} %",
+        f"{answer['failures']:,.1f}",
+        "-" if interval is None else format_duration(interval),
+    ]
 
-    Raises InputError where no count can be simulated.
-    """
-    if mode not in MODES:
-        raise InputError(
-            f"scaling: mode: found {mode!r}, expected one of {', '.join(MODES)}{did_you_mean(mode, MODES)}"
-        )
-    parsed_mode: Mode = "fill" if mode == "fill" else "strong" if mode == "strong" else "weak"
-    text = gpus if isinstance(gpus, str) else ",".join(str(count) for count in gpus)
-    resolved_experiment, counts = experiment_of(experiment, overrides), parse_counts(text)
-    with points_folder(None if cache is None else Path(cache)) as folder:
-        scaling_study = run_scaling(
-            resolved_experiment, counts, parsed_mode, folder, global_batch=global_batch, grow=grow,
-            jobs=jobs or os.cpu_count() or 1,
-        )  # fmt: skip
-    return ScalingResult(
-        **{field.name: getattr(scaling_study, field.name) for field in fields(scaling_study)}
-    )
+
+def _run_figure(
+    answers: list[tuple[ScalingPoint, Mapping[str, Any]]], name: str, factor: float, unit: str
+) -> Figure:
+    figure = Figure(layout(360))
+    values = {point.gpus: answer[name] * factor for point, answer in answers if answer.get(name) is not None}
+    title = name.removesuffix("_fraction").replace("_", " ")
+    _line(figure, title, values, hovertemplate="%{x:,} GPUs: %{y:,.1f} " + unit + "<extra></extra>")
+    return _axes(figure, [point.gpus for point, _ in answers], title_text=unit, rangemode="tozero")
+
+
+def _days_figure(answers: list[tuple[ScalingPoint, Mapping[str, Any]]]) -> Figure:
+    figure = _run_figure(answers, "expected_days", 1.0, "days")
+    ideal_days = {point.gpus: answer["ideal_days"] for point, answer in answers if answer["ideal_days"]}
+    _dashes(figure, "steps alone", ideal_days)
+    figure.update_yaxes(type="log")
+    return figure

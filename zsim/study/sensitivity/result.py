@@ -1,11 +1,12 @@
-"""A sensitivity study as plain data and as one HTML page with a table and the tornado chart."""
+"""How much a step depends on each number. Each alone is turned down and up, all others unchanged."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,12 @@ from zsim.report.views.result import (
     table_of,
 )
 from zsim.report.views.text.plain import WIDTH, paragraph, text_table
+from zsim.specs.experiment.labels import gpus_label, strategy_label
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 from zsim.study.experiment_source import ExperimentSource, experiment_of
+from zsim.study.rollouts import drop_rollout
 from zsim.study.sensitivity.requirements import (
     Requirement,
     check_resources,
@@ -41,26 +46,18 @@ from zsim.study.sensitivity.runs import (
     run_bar_section,
     run_sensitivity_of,
 )
-from zsim.study.sensitivity.sensitivity import SPREAD, Sensitivity, SensitivityBar, run_sensitivity
-from zsim.study.sweep.sweep import points_folder
+from zsim.study.sensitivity.sensitivity import (
+    SPREAD,
+    SensitivityBar,
+    hardware_variations,
+    rollout_variations,
+    software_variations,
+)
+from zsim.study.sweep.points import Point
+from zsim.study.sweep.sweep import points_folder, run_points
 from zsim.units import format_seconds
 
 _WORTH_SAYING = 0.0005  # of the step
-
-
-def sensitivity_lines(study: Sensitivity) -> Iterator[str]:
-    """A line for each number that moves the step, then the numbers with an error and those without effect."""
-    yield from paragraph(f"{study.title} | {format_seconds(study.step_seconds)} per step")
-    moving = [bar for bar in study.bars if bar.error is None and not is_idle(bar, study.step_seconds)]
-    yield from _table(moving, study.step_seconds)
-    if any(bar.variation.is_spread_stated for bar in moving):
-        yield "* over the spread that is stated of it"
-    for bar in study.bars:
-        if bar.error is not None:
-            yield from paragraph(f"{bar.variation.name}: {bar.error}", indent=2)
-    idle_names = [bar.variation.name for bar in study.bars if is_idle(bar, study.step_seconds)]
-    if idle_names:
-        yield from paragraph(f"without effect: {', '.join(idle_names)}")
 
 
 def _table(bars: Sequence[SensitivityBar], step_seconds: float) -> list[str]:
@@ -178,12 +175,12 @@ def _format_needed(need: Requirement) -> str:
     return "not by itself" if need.bound is None else f"not by itself, even at {need.bound:g}"
 
 
-def _largest_effects(study: Sensitivity) -> str:
+def _largest_effects(study: SensitivityResult) -> str:
     names = [bar.variation.name for bar in study.bars if not is_idle(bar, study.step_seconds)]
     return ", ".join(names[:3]) or "none of the numbers"
 
 
-def tornado(study: Sensitivity) -> Figure:
+def tornado(study: SensitivityResult) -> Figure:
     """Bars from the step as configured to the step with each number varied, the largest on top."""
     bars = [bar for bar in study.bars if not is_idle(bar, study.step_seconds)][:_MAX_BARS]
     figure = Figure(layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
@@ -211,9 +208,14 @@ def _hover(bar: SensitivityBar, seconds: float | None, *, is_low: bool) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class SensitivityResult(Displayable, Sensitivity):
+class SensitivityResult(Displayable):
     """The step with every number turned down and up, the largest effect first."""
 
+    title: str
+    step_seconds: float
+    spread: float
+    bars: tuple[SensitivityBar, ...]
+    is_stopped: bool = False
     requirements: Sequence[Requirement] = ()
     """The least of each resource that reaches `target`."""
     target: str = ""
@@ -236,7 +238,18 @@ class SensitivityResult(Displayable, Sensitivity):
                 "high_step_seconds", "swing_fraction")  # fmt: skip
 
     def lines(self) -> Iterator[str]:
-        yield from sensitivity_lines(self)
+        """The numbers that move the step, those with an error, those without effect, and what they need."""
+        yield from paragraph(self.headline())
+        moving = [bar for bar in self.bars if bar.error is None and not is_idle(bar, self.step_seconds)]
+        yield from _table(moving, self.step_seconds)
+        if any(bar.variation.is_spread_stated for bar in moving):
+            yield "* over the spread that is stated of it"
+        for bar in self.bars:
+            if bar.error is not None:
+                yield from paragraph(f"{bar.variation.name}: {bar.error}", indent=2)
+        idle_names = [bar.variation.name for bar in self.bars if is_idle(bar, self.step_seconds)]
+        if idle_names:
+            yield from paragraph(f"without effect: {', '.join(idle_names)}")
         if self.target and not self.is_stopped:
             yield ""
             yield from requirement_lines(self)
@@ -322,20 +335,57 @@ def sensitivity(
         excluded = excluded_resources(parsed_target)
     workers = jobs or os.cpu_count() or 1
     with points_folder(None if cache is None else Path(cache)) as folder:
-        step_sensitivity = run_sensitivity(resolved_experiment, folder, spread=spread, jobs=workers)
-    needed_resources: Sequence[Requirement] = ()
-    if target is not None and not step_sensitivity.is_stopped:
-        needed_resources = requirements(resolved_experiment, target, resources or None, jobs=workers)
-    has_run = resolved_experiment.run is not None and not step_sensitivity.is_stopped
-    run_part = run_sensitivity_of(resolved_experiment, jobs=workers) if has_run else None
-    sensitivity_fields = {
-        result_field.name: getattr(step_sensitivity, result_field.name)
-        for result_field in fields(step_sensitivity)
-    }
-    return SensitivityResult(
-        **sensitivity_fields,
-        requirements=needed_resources,
+        result = run_sensitivity(resolved_experiment, folder, spread=spread, jobs=workers)
+    if result.is_stopped:
+        return replace(result, target=target or "", left_out=excluded)
+    return replace(
+        result,
+        requirements=()
+        if target is None
+        else requirements(resolved_experiment, target, resources or None, jobs=workers),
         target=target or "",
         left_out=excluded,
-        whole=run_part,
+        whole=None
+        if resolved_experiment.run is None
+        else run_sensitivity_of(resolved_experiment, jobs=workers),
     )
+
+
+def run_sensitivity(
+    experiment: Experiment, folder: Path, *, spread: float = SPREAD, jobs: int = 1, is_quiet: bool = False
+) -> SensitivityResult:
+    """Simulate the step with every number turned down and up. Results are kept in `folder` by content.
+
+    A number whose file states a `spread` is turned by that, all others by the parameter `spread`.
+    """
+    if not 0 < spread < 1:
+        raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
+    experiment = experiment.model_copy(update={"run": None})  # its days are a study of their own
+    job = resolve(drop_rollout(experiment))
+    variations = [*hardware_variations(job.cluster, spread), *software_variations(job, spread)]
+    if experiment.rl is not None:
+        variations += rollout_variations(experiment.rl, spread)
+    points = [Point(0, {}, experiment)]
+    for variation in variations:
+        for changes in variation.overrides:
+            points.append(Point.of(len(points), {}, partial(change_experiment, experiment, changes)))
+    run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
+    seconds: list[float | None] = []
+    errors: list[str | None] = []
+    for point in points:
+        record = run.records.get(point.number, {"status": "not run", "error": "not run"})
+        is_ok = record["status"] == "ok"
+        seconds.append(record["row"]["step_seconds"] if is_ok else None)
+        errors.append(None if is_ok else record["error"])
+    base = seconds[0]
+    if base is None:
+        raise InputError(f"the experiment itself cannot be simulated: {errors[0]}")
+    bars = [
+        SensitivityBar(
+            variation, seconds[1 + 2 * n], seconds[2 + 2 * n], errors[1 + 2 * n] or errors[2 + 2 * n]
+        )
+        for n, variation in enumerate(variations)
+    ]
+    bars.sort(key=lambda bar: -bar.swing(base))
+    title = f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)}"
+    return SensitivityResult(title, base, spread, tuple(bars), run.is_stopped)

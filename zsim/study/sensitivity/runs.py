@@ -138,14 +138,21 @@ class _Study:
         return self.work * new_interval / old_interval if old_interval else self.work
 
     def _bar(self, name: str, value: str, turn: Callable[[Scenario, float], Scenario]) -> RunBar:
-        return self._make_bar(name, value, *((lambda f=f: self.goodput(f, turn)) for f in (HALF, TWICE)))
+        return self._make_bar(name, value, lambda factor: self.goodput(factor, turn))
 
-    def _make_bar(self, name: str, value: str, low: Callable[[], float], high: Callable[[], float]) -> RunBar:
+    def _make_bar(
+        self,
+        name: str,
+        value: str,
+        goodput: Callable[[float], float],
+        ends: tuple[float, float] = (HALF, TWICE),
+    ) -> RunBar:
+        """The bar of a number, given the run's goodput with the number at either end."""
         days: list[float | None] = []
         error = None
-        for goodput in (low, high):
+        for end in ends:
             try:
-                goodput_fraction = goodput()
+                goodput_fraction = goodput(end)
                 days.append(self.ideal_days / goodput_fraction if goodput_fraction > 0 else None)
             except ZsimError as problem:
                 days.append(None)
@@ -156,21 +163,17 @@ class _Study:
         """A bar for no spare nodes, and for twice as many, at least two."""
         max_spares = min(max(2 * spares, 2), self.prepared.first.nodes)
 
-        def set_spares(count: int) -> float:
-            recovery = replace(self.scenario.recovery, spares=count)
+        def set_spares(count: float) -> float:
+            recovery = replace(self.scenario.recovery, spares=int(count))
             return self._simulate_goodput(replace(self.scenario, recovery=recovery))
 
-        name = f"spares: 0 and {max_spares}"
-        return self._make_bar(name, f"{spares}", lambda: set_spares(0), lambda: set_spares(max_spares))
+        return self._make_bar(f"spares: 0 and {max_spares}", f"{spares}", set_spares, (0, max_spares))
 
     def _interval(self) -> RunBar:
         def scale_interval(factor: float) -> float:
             return self._simulate_goodput(self.prepared.scenario(self.work * factor))
 
-        value = format_duration(self.work)
-        return self._make_bar(
-            "interval of saves", value, lambda: scale_interval(HALF), lambda: scale_interval(TWICE)
-        )
+        return self._make_bar("interval of saves", format_duration(self.work), scale_interval)
 
     def _store(self) -> RunBar:
         """A bar for all rates of the store."""
@@ -192,7 +195,7 @@ class _Study:
                 work = self._scaled_interval(varied.scenario(work))
             return self._simulate_goodput(varied.scenario(work))
 
-        return self._make_bar("store's bandwidth", "", lambda: scale_rates(HALF), lambda: scale_rates(TWICE))
+        return self._make_bar("store's bandwidth", "", scale_rates)
 
 
 def _closed_form(scenario: Scenario) -> float:

@@ -1,6 +1,4 @@
-"""How much a step depends on each number. Each alone is turned down and up, all others unchanged.
-
-The numbers of a cluster and of a strategy that a study varies, by name, each with the keys it scales.
+"""The numbers of a cluster and of a strategy that a study varies, by name, each with the keys it scales.
 
 A knob is defined by the experiment's own dotted keys, so that `--set` can repeat every variation.
 """
@@ -9,24 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from zsim.errors import InputError, ZsimError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.specs.experiment.load import change_experiment
-from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.rl.table import RlTable
-from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.node_links import require_identical_nodes
-from zsim.study.rollouts import changed_numbers, drop_rollout, turned_numbers
-from zsim.study.sweep.points import Point
-from zsim.study.sweep.sweep import run_points
+from zsim.study.rollouts import changed_numbers, turned_numbers
 from zsim.study.tune.framework import tuning_of
 
 Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
@@ -226,62 +216,6 @@ class SensitivityBar:
             step_time for step_time in (self.low_seconds, self.high_seconds) if step_time is not None
         ]
         return max((abs(seconds / step_seconds - 1) for seconds in step_times), default=0.0)
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    """The bars of all numbers, the largest effect first."""
-
-    title: str
-    step_seconds: float
-    spread: float
-    bars: tuple[SensitivityBar, ...]
-    is_stopped: bool = False
-
-
-def run_sensitivity(
-    experiment: Experiment, folder: Path, *, spread: float = SPREAD, jobs: int = 1, is_quiet: bool = False
-) -> Sensitivity:
-    """Simulate the step with every number turned down and up. Results are kept in `folder` by content.
-
-    A number whose file states a `spread` is turned by that, all others by the parameter `spread`.
-    """
-    if not 0 < spread < 1:
-        raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
-    experiment = experiment.model_copy(update={"run": None})  # its days are a study of their own
-    job = resolve(drop_rollout(experiment))
-    variations = [*hardware_variations(job.cluster, spread), *software_variations(job, spread)]
-    if experiment.rl is not None:
-        variations += rollout_variations(experiment.rl, spread)
-    points = [Point(0, {}, experiment)]
-    for variation in variations:
-        for changes in variation.overrides:
-            varied, error = None, None
-            try:
-                varied = change_experiment(experiment, changes)
-            except ZsimError as problem:
-                error = str(problem)
-            points.append(Point(len(points), {}, varied, error))
-    run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
-    seconds: list[float | None] = []
-    errors: list[str | None] = []
-    for point in points:
-        record = run.records.get(point.number, {"status": "not run", "error": "not run"})
-        is_ok = record["status"] == "ok"
-        seconds.append(record["row"]["step_seconds"] if is_ok else None)
-        errors.append(None if is_ok else record["error"])
-    base = seconds[0]
-    if base is None:
-        raise InputError(f"the experiment itself cannot be simulated: {errors[0]}")
-    bars = [
-        SensitivityBar(
-            variation, seconds[1 + 2 * n], seconds[2 + 2 * n], errors[1 + 2 * n] or errors[2 + 2 * n]
-        )
-        for n, variation in enumerate(variations)
-    ]
-    bars.sort(key=lambda bar: -bar.swing(base))
-    title = f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)}"
-    return Sensitivity(title, base, spread, tuple(bars), run.is_stopped)
 
 
 def hardware_variations(cluster: Cluster, spread: float) -> list[Variation]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -39,6 +40,14 @@ class Point:
     experiment: Experiment | None
     error: str | None = None
 
+    @classmethod
+    def of(cls, number: int, values: Mapping[str, Any], build: Callable[[], Experiment]) -> Point:
+        """The point whose experiment `build` makes, or the error that it raises."""
+        try:
+            return cls(number, values, build())
+        except ZsimError as error:
+            return cls(number, values, None, str(error))
+
 
 def study_points(study: Study) -> list[Point]:
     """The points in the grid's order, with the last axis varying fastest. An invalid combination is a point
@@ -56,12 +65,7 @@ def study_points(study: Study) -> list[Point]:
         lookup = _Lookup(study, overrides, values)
         if not all(condition.value(lookup) for condition in study.where):
             continue
-        experiment, error = None, None
-        try:
-            experiment = _experiment(study, overrides)
-        except ZsimError as problem:
-            error = str(problem)
-        points.append(Point(len(points), values, experiment, error))
+        points.append(Point.of(len(points), values, partial(_experiment, study, overrides)))
     if not points:
         raise InputError(f"{study.name}: 'where' keeps none of {study.num_combinations:,} combinations")
     if len(points) > 1 and points[0].error is not None and len({point.error for point in points}) == 1:

@@ -14,7 +14,7 @@ from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
 from zsim.goodput.goodput import simulate_prepared
 from zsim.goodput.prepared import prepare
-from zsim.goodput.simulated_run import SimulatedRun
+from zsim.goodput.result import SimulatedRun
 from zsim.report.framework import report_role
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job

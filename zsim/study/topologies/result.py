@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zsim.errors import InputError
 from zsim.report.views.html.figure import Figure, script_json
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page, plot, render
 from zsim.report.views.meanings import COMMUNICATION
 from zsim.report.views.result import DisplayableList, Figures, ResultTable, Section, columns_of, table_of
 from zsim.specs.cluster.files import load_cluster
-from zsim.study.experiment_source import ExperimentSource
-from zsim.study.topologies import bench, figures, topologies
+from zsim.study.experiment_source import ExperimentSource, experiment_of
+from zsim.study.topologies import bench, figures
 from zsim.study.topologies.bench import BenchRow
 from zsim.study.topologies.drawing import MAX_NODES
 from zsim.study.topologies.figures import (
@@ -27,7 +28,7 @@ from zsim.study.topologies.figures import (
     loads_figure,
 )
 from zsim.study.topologies.text import bench_lines, comparison_lines
-from zsim.study.topologies.topologies import TopologyComparison
+from zsim.study.topologies.topologies import SCALES, TopologyComparison, compare_cluster, describe_topology
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ _SAME_PERCENT = 0.05  # percent between lines
 
 def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
     """A page with a drawing of each (cluster, number of nodes)."""
-    from zsim.study.topologies.topologies import describe_topology
-
     sections = []
     for number, (name, nodes) in enumerate(clusters):
         facts = describe_topology(name, nodes)
@@ -231,22 +230,24 @@ def compare_topologies(
     model: str | None = None,
     gpus: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    scales: Sequence[float] = SCALES,
 ) -> TopologiesResult:
     """Simulate one experiment on several clusters with the same number of GPUs, as `zsim topology compare`.
 
     `clusters` are presets, or paths of topology TOMLs. `experiment` is a file, a `zsim.Experiment`, a dict,
-    or None for the README's example. Its cluster is not used.
+    or None for the README's example. Its cluster is not used. Each is also simulated on `scales` times as
+    many GPUs.
 
         found = zsim.compare_topologies(["dgx-h100", "dgx-a100-80gb"], gpus=64)
         found.to_frame(), found.figure("steps")
 
     Raises InputError for an unknown cluster, and where the experiment does not run on one.
     """
-    names = [str(cluster) for cluster in clusters]
-    comparisons = topologies.compare_topologies(
-        names, experiment, model=model, overrides=overrides, gpus=gpus
-    )
-    return TopologiesResult(tuple(comparisons))
+    if not clusters:
+        raise InputError("topology compare: expected at least one cluster")
+    base = experiment_of(experiment, {**(overrides or {}), **({"model": model} if model else {})})
+    total = gpus or base.gpus or (base.nodes or 1) * load_cluster(base.cluster).gpus_per_node
+    return TopologiesResult(tuple(compare_cluster(base, str(name), total, scales) for name in clusters))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

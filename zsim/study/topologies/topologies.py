@@ -13,7 +13,7 @@ import numpy as np
 from zsim.api import simulate
 from zsim.engine.link_loads import link_loads
 from zsim.engine.micro_batches import simulate_step
-from zsim.errors import InputError, ZsimError
+from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
 from zsim.explain.sampled_micro_batches import full_variants
 from zsim.report.report import Report
@@ -24,7 +24,6 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
-from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.topologies.drawing import Drawing, draw_fabric, line_loads
 from zsim.study.topologies.routings import Routing, compare_routings
 from zsim.validated.verdict import verdict_content
@@ -100,7 +99,7 @@ def _nodes(job: Job, mesh: Mesh, names: list[str]) -> dict[str, int]:
 
 
 _MAX_LINKS = 200_000  # the bisection of a fabric with more is not computed
-_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
+SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,24 +224,10 @@ def describe_topology(name: str, num_nodes: int) -> dict[str, Any]:
     }
 
 
-def compare_topologies(
-    names: Sequence[str],
-    experiment: ExperimentSource = None,
-    *,
-    model: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    gpus: int | None = None,
-    scales: Sequence[float] = _SCALES,
-) -> list[TopologyComparison]:
-    """Simulate the experiment on every cluster with the same number of GPUs."""
-    if len(names) < 1:
-        raise InputError("topology compare: expected at least one cluster")
-    base = experiment_of(experiment, {**(overrides or {}), **({"model": model} if model else {})})
-    total = gpus or base.gpus or (base.nodes or 1) * load_cluster(base.cluster).gpus_per_node
-    return [_compare_cluster(base, name, total, scales) for name in names]
-
-
-def _compare_cluster(base: Experiment, name: str, gpus: int, scales: Sequence[float]) -> TopologyComparison:
+def compare_cluster(
+    base: Experiment, name: str, gpus: int, scales: Sequence[float] = SCALES
+) -> TopologyComparison:
+    """The experiment on so many GPUs of a cluster, and on `scales` times as many."""
     cluster = load_cluster(name)
     start_seconds = time.perf_counter()
     job = resolve(_set_cluster(base, name, gpus))

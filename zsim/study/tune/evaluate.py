@@ -16,7 +16,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.goodput.goodput import simulate_prepared
 from zsim.goodput.prepared import prepare
-from zsim.goodput.simulated_run import mode_choices
+from zsim.goodput.result import mode_choices
 from zsim.plan.memory.capacity import (
     ResidentMemory,
     node_peak_bytes,

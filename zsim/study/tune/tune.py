@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
@@ -12,17 +14,19 @@ from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES
+from zsim.study.experiment_source import ExperimentSource, experiment_of
+from zsim.study.progress import Counts
 from zsim.study.tune.axes import LOSSES, PARALLELISM, Candidate, axis_names
 from zsim.study.tune.axis import Base
-from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
+from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, differing_axes, explain, needed_steps
 from zsim.study.tune.framework import degree_kinds, tuning_of
 from zsim.study.tune.goals import GOALS, Question
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
+from zsim.study.tune.result import TuneResult
 from zsim.study.tune.search import SearchResult, other_numerics
 from zsim.study.tune.settings import base_of
 from zsim.study.tune.verify import LONGEST, Verifier, simulate_start, start_verdict
-from zsim.validated.verdict import Verdict
 
 ALL_AXES = "all"  # as an axis to keep: every axis
 BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
@@ -33,101 +37,82 @@ _STEPS = 6  # configurations to simulate for the steps from the given one to the
 _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """The result of a search."""
-
-    goal: str
-    settled: str
-    """A sentence on the size that the goal decided ("" without one)."""
-    base: Base
-    given: CandidateResult | None
-    """The experiment's own configuration, if it fits."""
-    given_memory: MemoryBounds | None
-    """The memory of the experiment's own configuration in any case."""
-    best: Sequence[CandidateResult]
-    """The best configurations in order."""
-    steps: Sequence[TuningStep]
-    """The changes that lead from `given` to the best."""
-    doubtful: Sequence[TuningStep]
-    """Further changes, whose gain zsim cannot tell from none. They are not in the best."""
-    other_numerics: CandidateResult | None
-    """The best with changes to the numbers that training computes, such as fp8, where it is faster."""
-    search: SearchResult
-    measured: Sequence[CandidateResult]
-    """All simulated configurations, for figures."""
-    refused: dict[str, int]
-    num_simulated: int
-    num_checked: int
-    given_verdict: Verdict | None = None
-    """The verdict on the experiment's own configuration, in any case but for one that is refused."""
-    budget: int | None = None
-    """The number of configurations to simulate, or None for as many as the proof needs."""
-
-    @property
-    def largest_possible_gain(self) -> float | None:
-        """The largest fraction of the best step (or of the goal's value) by which anything that the budget
-        left unexamined could be better. None if nothing is left that could be.
-        """
-        least_bound = self.search.least_bound
-        if least_bound is None:
-            return None
-        best = self.best[0]
-        value = best.seconds * best.gpus if self.goal == "cheapest" else best.seconds
-        gain = 1 - least_bound / best.risked(value if best.days is None else best.days.days)
-        return gain if gain > 0 else None
-
-
 def tune(
-    experiment: Experiment,
+    experiment: ExperimentSource = None,
     goal: str = "fastest",
     *,
-    kinds: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    kinds: Sequence[str] | None = None,
     keep: Sequence[str] = (),
-    allows_quantised: bool = False,
-    searches_parallelism: bool = False,
-    budget: int | None = None,
+    quantised: bool = False,
+    parallelism: bool = False,
+    simulations: int | None = None,
     headroom: float = 0.0,
-    count: int = 5,
-    jobs: int = 1,
-    cache: Path | None = None,
-    on_done: Callable[[str, int], None] | None = None,
-) -> Tuning:
-    """Search sharding, offloading and the cutting of the batch, then sizes and switches. With a [parallelism]
-    table, or if `searches_parallelism`, its degrees are searched too. Recipes of fp8, and with
-    `allows_quantised` quantised collectives, are tried on the best, and are never in it.
+    top: int = 5,
+    jobs: int | None = None,
+    cache: str | Path | None = None,
+) -> TuneResult:
+    """Find the best configuration that fits, as `zsim tune` does. The global batch stays.
 
-    The global batch stays, unless the goal changes it. `kinds` are the strategies to consider (default: the
-    experiment's), `keep` the axes to leave unchanged, `headroom` the fraction of GPU memory to leave free.
-    Where degrees are searched, about `budget` configurations are simulated at most.
-    `Tuning.largest_possible_gain` says what could then still be better. Raises InputError where nothing fits,
-    or `cache` cannot be made. Deterministic: `jobs` only changes the run time.
+    `experiment` is a file, a `zsim.Experiment`, a dict, or None for the README's example. `goal` is fastest,
+    cheapest, fewest-days (of `[run]`), smallest-cluster, largest-model, largest-batch or longest-sequence.
+    `kinds` are the strategies to look at, e.g. ["deepspeed", "fsdp2"], by default the experiment's. `keep` is
+    what stays as it is, e.g. ["micro-batch"], or ["all"]. With `quantised` ZeRO++'s int8 gathers and int4
+    reductions are tried too. With `parallelism` tensor, pipeline and context degrees are tried too, with at
+    most `simulations` simulated. `headroom` is the fraction of GPU memory to leave free. `top` is how many
+    are kept in `best`. `cache` is a folder of simulated points.
+
+        found = zsim.tune("experiment.toml", kinds=["deepspeed", "fsdp2"], top=3)
+        found.best[0].seconds, found.to_frame(), found.figure("pareto")
+        found.save("tuned")                      # tuned/best/... for DeepSpeed or torchtitan
+
+    Sharding, offloading and the cutting of the batch come first, then sizes and switches. Recipes of fp8 are
+    tried on the best, and are never in it, and so are quantised collectives.
+    `TuneResult.largest_possible_gain` says what could still be better where degrees are searched.
+    Deterministic: `jobs` only changes the run time. Raises InputError where nothing fits, or where `cache`
+    cannot be made.
     """
-    _check_options(goal, kinds, keep, headroom)
-    if cache is not None:
-        check_folder(cache)
+    resolved_experiment, folder = experiment_of(experiment, overrides), None if cache is None else Path(cache)
+    _check_options(goal, kinds or (), keep, headroom)
+    if folder is not None:
+        check_folder(folder)
     keep = _expand_keep(goal, keep)
-    base = base_of(experiment)
-    if searches_parallelism:
+    base = base_of(resolved_experiment)
+    if parallelism:
         base = replace(base, data={"parallelism": {}, **base.data})
-    kinds = tuple(kinds) or (base.kind,)
+    kinds = tuple(kinds or ()) or (base.kind,)
     has_degrees = "parallelism" in base.data and PARALLELISM.name not in keep
     if has_degrees and not set(kinds) & set(degree_kinds()):
-        if searches_parallelism:
+        if parallelism:
             raise InputError(_no_degrees(kinds))
         has_degrees = False
-    run = (experiment.run or TrainingRunTable()) if goal == DAYS else None
-    evaluator = Evaluator(jobs, cache, on_done, headroom, has_degrees, run)
-    question = Question(base, kinds, keep, evaluator)
+    run = (resolved_experiment.run or TrainingRunTable()) if goal == DAYS else None
+    budget = (BUDGET if simulations is None else simulations) if has_degrees else None
+    with Counts("checked", "simulated") as progress:
+        workers = jobs or os.cpu_count() or 1
+        evaluator = Evaluator(workers, folder, progress.update, headroom, has_degrees, run)
+        question = Question(base, kinds, keep, evaluator)
+        return _search(resolved_experiment, goal, question, budget, top, allows_quantised=quantised)
+
+
+def _search(
+    experiment: Experiment,
+    goal: str,
+    question: Question,
+    budget: int | None,
+    count: int,
+    *,
+    allows_quantised: bool,
+) -> TuneResult:
+    """The best `count` configurations for the goal, and the steps to them from the experiment's own."""
+    base, keep, evaluator = question.base, question.keep, question.evaluator
     try:
         space = GOALS[goal](question)
     except InputError as error:
         raise InputError(f"{error}{_remedy(experiment, question)}") from None
     given_candidate = Candidate(base, {}, -1)
-    verifier = Verifier(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest", DAYS))
-    if has_degrees:
-        budget = BUDGET if budget is None else budget
-        verifier = replace(verifier, budget=budget)
+    is_compared = goal in (*_COMPARED, DAYS)
+    verifier = Verifier(evaluator, keep, count, given_candidate, is_compared, budget)
     verification = verifier.verify_best(space)
     start_result, start_memory = simulate_start(evaluator, given_candidate)
     search, best = verification.search, verification.best[:count]
@@ -141,7 +126,7 @@ def tune(
             given_candidate,
             start_result,
             best[0].candidate,
-            budget=_STEPS if has_degrees else None,
+            budget=None if budget is None else _STEPS,
         )
     refused, measured = dict(evaluator.refused), list(verification.measured)
     doubtful: Sequence[TuningStep] = ()
@@ -160,10 +145,10 @@ def tune(
         axes = [axis for axis in axes if axis.name not in keep]
         changed_numerics = other_numerics(evaluator, best[0], axes, verification.space.objective)
         measured += [] if changed_numerics is None else [changed_numerics]
-    return Tuning(
+    return TuneResult(
         goal, verification.space.remark, base, start_result, start_memory, best, steps, doubtful,
         changed_numerics, search, measured, refused, evaluator.num_simulated, evaluator.num_checked,
-        given_verdict, budget if has_degrees else None,
+        given_verdict, budget,
     )  # fmt: skip
 
 

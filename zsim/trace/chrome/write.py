@@ -34,12 +34,11 @@ _SCHEMA_VERSION = 1
 _GPU_SORT_INDEX = 5_000_000
 
 
-def write_chrome_trace(trace: Trace, path: str | Path, rank: int | None = None, step: int = 1) -> Path:
-    """Write `rank` (default: the first rank of the trace) to `path`, gzipped if it ends in `.gz`.
-
-    `step` is the N of `ProfilerStep#N`. The same trace gives the same bytes.
+def write_chrome_trace(trace: Trace, path: str | Path, rank: int | None = None) -> Path:
+    """Write `rank` (default: the first rank of the trace) to `path`, gzipped if it ends in `.gz`. The same
+    trace gives the same bytes.
     """
-    return write_document(chrome_trace(trace, rank, step), Path(path))
+    return write_document(chrome_trace(trace, rank), Path(path))
 
 
 def write_document(document: dict[str, Any], path: Path) -> Path:

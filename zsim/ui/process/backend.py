@@ -21,19 +21,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zsim.goodput.page import goodput_page
 from zsim.report.views.html.figure import Figure
 from zsim.resources import PACKAGE, topologies_folder
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.scaling.result import efficiency, sentences, throughput
-from zsim.study.scaling.scaling import Mode, run_scaling
+from zsim.study.scaling.result import Mode, efficiency, sentences, throughput
+from zsim.study.scaling.scaling import run_scaling
 from zsim.ui.answer import Answer, answer, remedy_settings
 from zsim.ui.downloads import animation_content, animation_data, file_content
 from zsim.ui.form import DisplayedValues, Form
 from zsim.ui.prediction import Prediction, Predictions, setting_token
 from zsim.ui.recordings import Recordings
 from zsim.ui.uploads import apply_text
-from zsim.ui.whole_run import Tile, run_figures, run_of, run_page, run_sentences, run_tiles
+from zsim.ui.whole_run import Tile, run_figures, run_of, run_sentences, run_tiles
 from zsim.ui.words import ANIMATION_FILE, RUN_FILE
 
 _SYSTEM = (
@@ -153,7 +154,9 @@ class Backend:
         if name == ANIMATION_FILE:
             return animation_content(self.form, self.outcomes, field_values, other_settings)
         experiment = self.form.experiment(field_values, other_settings)
-        return run_page(run_of(experiment)).encode() if name == RUN_FILE else file_content(experiment, name)
+        return (
+            goodput_page(run_of(experiment)).encode() if name == RUN_FILE else file_content(experiment, name)
+        )
 
     def run(
         self, field_values: DisplayedValues, other_settings: str

@@ -103,10 +103,16 @@ class Coordinator:
         for position in range(self._position, len(self._queue)):
             yield self._queue[position][0]
 
-    def release(self) -> list[int]:
-        """The parameters of the last fetched unit to free now: not persistent, not fetched for a later step,
-        not used again within the reuse distance, not in use by the model itself."""
-        trace, step = self.trace, self._step
+    @property
+    def step(self) -> int:
+        """The steps of the trace that have begun."""
+        return self._step
+
+    def release(self, step: int) -> list[int]:
+        """The parameters to free now of the unit that was entered as the `step`-th: not persistent, not
+        fetched for a later step, not used again within the reuse distance, not in use by the model itself.
+        """
+        trace = self.trace
         released = []
         for index, number in enumerate(trace.steps[step - 1]):
             if self._is_persistent[number] or self._fetched_for[number] > step:

@@ -153,13 +153,21 @@ def _parameters(
 
 
 def parameters_of_calls(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """The parameters that each module call uses. A tied head uses the embedding's weight."""
+    """The parameters that each module call uses. A tied head uses the embedding's weight, and a layer that
+    shares a block the parameters of the block's first layer.
+    """
+    lent: dict[str, tuple[int, ...]] = {}
     parameters_per_module: dict[str, tuple[int, ...]] = {}
     embedding: tuple[int, ...] = ()
     for segment in workload.segments:
         for call in segment.calls:
             used_parameters = tuple(numbers[call.parameter_name(parameter)] for parameter in call.parameters)
-            if call.module.role is Role.EMBEDDING and not embedding:
+            if call.module.lender:
+                used_parameters = lent[call.module.lender]
+            lent[call.name] = used_parameters
+            if call.module.is_idle:
+                used_parameters = ()
+            elif call.module.role is Role.EMBEDDING and not embedding:
                 embedding = used_parameters
             elif call.module.role is Role.PRODUCT and not used_parameters and segment.kind == "after":
                 used_parameters = embedding

@@ -54,6 +54,7 @@ _DROPOUTS: dict[str, dict[str, str]] = {
     "phi3": {"self_attn.o_proj": "resid_attn_dropout", "mlp.down_proj": "resid_mlp_dropout"},
 }
 _UNCALLED = {"opt": {"model"}}  # OPTForCausalLM calls model.decoder
+_LIST = "_list."  # of adapters, of which a layer calls one
 _PER_BLOCK_ROTARY = {"gptj"}  # rotary positions are computed in each block, not by a module
 
 
@@ -126,11 +127,12 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     """
     family = workload.model.family
     unhooked = {*workload.model.block_lists, *_UNCALLED.get(family, ())}
-    units = set(unit_of.values())
+    leaves = {unit for name, unit in unit_of.items() if name != unit}  # leaf modules, with modules in them
     modules_per_segment = {segment.name: _modules(workload, segment) for segment in workload.segments}
     names = [name for modules in modules_per_segment.values() for name in modules]
     unhooked.update(expert_lists(workload))
-    chains = _chains(names, unhooked, units)
+    unhooked.update(name[: name.index(_LIST) + len(_LIST) - 1] for name in names if _LIST in name)
+    chains = _chains(names, unhooked, leaves)
     rotary = _rotary(workload)
     modules_without_backward = {rotary, *calls_without_backward(workload)}
     backward = [name for name in reversed(names) if name not in modules_without_backward]
@@ -187,7 +189,7 @@ def _modules(workload: Workload, segment: Segment) -> list[str]:
 def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
     """Whether the call is a module in the framework, and not a function between modules or in one."""
     work = call.module.op_spec
-    if work.is_function:
+    if work.is_function or call.module.is_idle:
         return False
     if isinstance(work, TracedModule) and call.module.parameter_owner is not None and not call.parameters:
         return False
@@ -218,22 +220,22 @@ def _rotary(workload: Workload) -> str | None:
     return f"{parent}.rotary_emb" if parent else "rotary_emb"
 
 
-def _chains(names: Iterable[str], unhooked: set[str], units: set[str]) -> dict[str, tuple[str, ...]]:
+def _chains(names: Iterable[str], unhooked: set[str], leaves: set[str]) -> dict[str, tuple[str, ...]]:
     """The hooked modules from the model down to each module, for `names` and their parents. There are none
     below a leaf module.
     """
     chains: dict[str, tuple[str, ...]] = {ROOT: (ROOT,)}
-    modules_in_units = units & {ROOT}  # leaf modules, and modules in them
+    leaf_modules = leaves & {ROOT}  # and modules in them
     for name in names:
         parent, new_modules = name, list[str]()
         while parent not in chains:
             new_modules.append(parent)
             parent = parent.rpartition(".")[0]
         for module in reversed(new_modules):
-            is_hooked = parent not in modules_in_units and module not in unhooked
+            is_hooked = parent not in leaf_modules and module not in unhooked
             chains[module] = (*chains[parent], module) if is_hooked else chains[parent]
-            if parent in modules_in_units or module in units:
-                modules_in_units.add(module)
+            if parent in leaf_modules or module in leaves:
+                leaf_modules.add(module)
             parent = module
     return chains
 

@@ -56,6 +56,7 @@ class Zero3Schedule(Zero3Gradients):
         self.gatherer = self._make_gatherer()
         self._in_flight: dict[int, Fetch] = {}
         self._fetch_events: list[int] = []
+        self._entered_at: dict[str, int] = {}  # steps of the trace, by module
         self._entered: tuple[str, ...] = ()  # in backward of a block, before its recomputation
         self._trailing: tuple[str, ...] = ()  # at the end of its recomputation
         # by unit and micro-batch, bytes of released weights that autograd still holds
@@ -185,6 +186,7 @@ class Zero3Schedule(Zero3Gradients):
         if self.gather_stream != COMPUTE:
             builder.wait_stream(COMPUTE, self.gather_stream)
         prefetch = self.coordinator.prefetch(numbers)
+        self._entered_at[entered_module] = self.coordinator.step
         if prefetch is not None:
             self._gather(prefetch)
         if not self.store.is_on_gpu:
@@ -232,7 +234,7 @@ class Zero3Schedule(Zero3Gradients):
         autograd_holds = (
             not self.zero.memory_efficient_linear and not is_backward and call.module.has_backward
         )
-        released = self.coordinator.release()
+        released = self.coordinator.release(self._entered_at.get(unit, self.coordinator.step))
         self.store.release(released)
         if self.secondary is not None:
             self.secondary.keep(released)

@@ -2,7 +2,8 @@
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_deepseek_v4.py`, `configuration_deepseek_v4.py`)
 and the checkpoints' own keys (`compress_ratios`, `num_hash_layers`, `qk_rope_head_dim`). The limits of the
-experts' gates are a part of their fused activation. Modules for multi-token prediction are not counted.
+experts' gates are a part of their fused activation. `indexer_loss` is that of
+`zsim.specs.model.families.sparse`. Modules for multi-token prediction are not counted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from zsim.specs.model.families.builders import linear, rms_norm, set_registratio
 from zsim.specs.model.families.llama import Shape, build_unique_blocks, decoder, gated_mlp
 from zsim.specs.model.families.mixers import layer_kinds
 from zsim.specs.model.families.moe import EXPERTS_FIRST, GATE_FIRST, routed_mlp
+from zsim.specs.model.families.sparse import indexer_loss
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 
 _WINDOW, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
@@ -126,6 +128,7 @@ class _DeepseekV4:
                 work, top_k=config.integer("index_topk", 512),
                 index_heads=config.integer("index_n_heads", 64),
                 index_dim=config.integer("index_head_dim", 128),
+                loss=indexer_loss(config),
             )  # fmt: skip
         # One product for each group of heads: rows of a group's features.
         first = replace(

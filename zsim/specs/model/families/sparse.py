@@ -8,7 +8,7 @@ their `configuration_*.py`). `indexer_loss` is zsim's own key: what trains the i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import cast, get_args
 
 from zsim.operations.mixers.sparse_attention import IndexerLoss, SparseAttention
 from zsim.operations.operation import Role
@@ -98,13 +98,10 @@ def _model(
 def _attention(config: ConfigReader, shape: Shape, *, has_indexer: bool) -> list[Module]:
     """Latent attention with the indexer's products before its core."""
     heads, width = config.integer("index_n_heads"), config.integer("index_head_dim", 128)
-    loss = config.string("indexer_loss", "none")
-    if loss not in get_args(IndexerLoss):
-        raise config.error(f"'indexer_loss' is '{loss}'; expected {', '.join(get_args(IndexerLoss))}")
     rank = config.integer("q_lora_rank", 1536)
     work = SparseAttention(
         shape.heads, config.integer("kv_lora_rank", 512), config.integer("qk_rope_head_dim", 64),
-        config.integer("index_topk", 2048), heads, width, has_indexer, loss,  # type: ignore[arg-type]
+        config.integer("index_topk", 2048), heads, width, has_indexer, indexer_loss(config),
     )  # fmt: skip
     indexer = [
         _duplicated("wq_b", rank, heads * width),
@@ -120,6 +117,14 @@ def _attention(config: ConfigReader, shape: Shape, *, has_indexer: bool) -> list
         else:
             modules.append(module)
     return modules
+
+
+def indexer_loss(config: ConfigReader) -> IndexerLoss:
+    """The loss that trains the indexer. Raises InputError for another word."""
+    loss = config.string("indexer_loss", "none")
+    if loss not in get_args(IndexerLoss):
+        raise config.error(f"'indexer_loss' is '{loss}'; expected {', '.join(get_args(IndexerLoss))}")
+    return cast(IndexerLoss, loss)
 
 
 def _duplicated(name: str, in_features: int, out_features: int) -> Module:

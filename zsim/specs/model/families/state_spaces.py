@@ -52,6 +52,7 @@ from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter
 _ATTENTION = tuple(name for name in REGISTRATION if name.startswith("self_attn."))
 _FEED_FORWARD = tuple(f"feed_forward.{name}_proj" for name in ("gate", "up", "down"))
 _MAMBA2 = ("mamba", "mamba.conv1d", "mamba.in_proj", "mamba.norm", "mamba.out_proj")
+_LAYERS = "model.layers"
 _ALIASES = {"mamba": LINEAR, "attention": FULL}
 
 
@@ -250,7 +251,7 @@ def _final_layernorm(
         [embedding("model.embed_tokens", shape.vocab, shape.hidden)],
         blocks,
         config.integer("max_position_embeddings", max_positions),
-        root="model.layers",
+        root=_LAYERS,
         final=[rms_norm("model.final_layernorm", shape.hidden)],
     )
 
@@ -289,17 +290,18 @@ def zamba2(config: ConfigReader) -> ModelSpec:
     layer = [rms_norm("input_layernorm", shape.hidden), *mixer, residual("mamba.residual", shape.hidden)]
     order = (*_MAMBA2, "input_layernorm")
     mamba = set_registration(Block("Zamba2MambaDecoderLayer", tuple(layer)), *order)
-    shared = _SharedBlock(config, shape, len(uses), config.integer("num_mem_blocks", 1))
+    shared = _SharedBlock(config, shape, uses, config.integer("num_mem_blocks", 1))
     within = [replace(module, name=f"mamba_decoder.{module.name}") for module in layer]
     blocks = [
         shared.block(uses.index(index), within, order) if kind == _HYBRID else mamba
         for index, kind in enumerate(kinds)
     ]
-    return replace(
-        _final_layernorm(config, shape, blocks, 4096),
-        not_simulated="blocks of attention that several layers share have no plan in zsim, which counts "
-        "their parameters alone",
-    )
+    return _final_layernorm(config, shape, blocks, 4096)
+
+
+def _borrow(module: Module, first: str) -> Module:
+    """The module with the parameters of block `first`."""
+    return replace(module, parameters=(), lender=f"{first}.{module.name}") if module.parameters else module
 
 
 _HYBRID = "hybrid"
@@ -311,8 +313,8 @@ class _SharedBlock:
 
     config: ConfigReader
     shape: Shape
-    uses: int
-    """Hybrid layers."""
+    layers: Sequence[int]
+    """Numbers of the hybrid layers."""
     blocks: int
     """Blocks that they share in turn."""
 
@@ -354,7 +356,8 @@ class _SharedBlock:
         owned = [module.name for module in modules if module.parameters]
         names = [name for prefix in registered for name in owned if f"{name}.".startswith(f"{prefix}.")]
         if use >= self.blocks:  # the first uses own them
-            modules, names = [replace(module, parameters=()) for module in modules], []
+            first = f"{_LAYERS}.{self.layers[use % self.blocks]}"
+            modules, names = [_borrow(module, first) for module in modules], []
         modules += [linear("linear", hidden, hidden), residual("linear.residual", hidden), *mamba]
         order = ("linear", *(f"mamba_decoder.{name}" for name in order), *names)
         return set_registration(Block("Zamba2HybridLayer", tuple(modules)), *order)
@@ -363,7 +366,7 @@ class _SharedBlock:
         """A product to a few features and one back, for this use. The first use owns those of later ones."""
         rank = self.config.integer("adapter_rank", 128)
         modules: list[Module] = []
-        for number in range(use % self.blocks, self.uses, self.blocks):
+        for number in range(use % self.blocks, len(self.layers), self.blocks):
             pair = [
                 linear(f"{name}.{number}.0", inputs, rank, shares_input=True),
                 linear(f"{name}.{number}.1", rank, outputs),

@@ -51,6 +51,11 @@ def siglip_tower(config: ConfigReader, width: int) -> Tower:
     """Gemma 3's: SigLIP on 896 x 896 pixels, whose patches are averaged to 256 tokens."""
     hidden, patch = config.integer("hidden_size", 768), config.integer("patch_size", 16)
     side = config.integer("image_size", 224)
+    if side // patch < 16:
+        raise config.error(
+            f"'image_size' {side:,} has {side // patch} x {side // patch} patches of {patch}, which are "
+            f"averaged to 16 x 16 tokens; expected at least {16 * patch:,}"
+        )
     if config.boolean("vision_use_head", True):
         raise NotSimulatedError(
             f"{config.where}: 'vision_use_head' is not false: a tower with a pooling head, which Gemma 3 "

@@ -118,18 +118,6 @@ _HOUR = 3600.0
 _DAY = 86_400.0
 _MEGAWATT_HOUR = 3.6e9
 
-# Names and meanings of `definitions`, by whom they are from.
-DEFINITIONS = {
-    "goodput": "time of all steps, one after the other, over the clock from the first step on",
-    "ettr_rsc": "Meta RSC (arXiv 2410.21680), effective training time ratio: productive over all wall time, "
-    "the first start-up included",
-    "effective_training_time_llama_3": "Llama 3 (arXiv 2407.21783): useful training time over elapsed time, "
-    "from the first step on; slower steps are useful",
-    "runtime_goodput_google": "Google: productive step time over the time in which all nodes are there",
-    "goodput_dlrover": "DLRover: time on new steps over elapsed time, the first start-up included",
-    "mfu_of_the_run": "the step's model FLOP utilisation times goodput",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class RunBill:
@@ -258,7 +246,7 @@ class SimulatedRun:
 
     @cached_property
     def definitions(self) -> dict[str, float | None]:
-        """Goodput by each of `DEFINITIONS`."""
+        """Goodput by each of `page.DEFINITIONS`."""
         runs = self.runs
         useful = runs.mean_of(lambda ledger: ledger.useful)
         elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
