@@ -10,6 +10,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.expert_layer import stacked_experts
+from zsim.specs.strategy.expert_degrees import assume_loads
 
 MEGATRON = {"kind": "megatron"}
 TITAN = {"kind": "fsdp2", "wrapping": "torchtitan"}
@@ -152,3 +154,14 @@ def test_megatron_takes_hybridep_where_an_nvlink_domain_spans_nodes(
     assert job.parallelism.experts.dispatcher == dispatcher
     notes = [note for note in job.notes if note.startswith("parallelism.dispatcher is left out")]
     assert len(notes) == ("dispatcher" not in parallelism)
+
+
+def test_padded_experts_are_as_full_as_in_first_steps() -> None:
+    """Of 8 experts, two a token, one has at most 4 times the mean, and 0.92 of it at a run's start."""
+    job = resolved({"kind": "fsdp2"}, {"expert_padding": True})
+    assert job.parallelism.experts.padding == pytest.approx(3.68)
+    experts = stacked_experts(job.model)
+    assert experts is not None
+    assert 1 < assume_loads(job.parallelism.experts, experts, "low").padding < 1.1
+    assert assume_loads(job.parallelism.experts, experts, "high").padding == 4
+    assert any("padded to the fullest's rows" in note for note in job.notes)

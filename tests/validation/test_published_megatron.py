@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from validation.published.job import RowJob, row_job
+from validation.published.predict import predict_row
 from validation.published.table import PublishedRun
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
@@ -403,3 +404,20 @@ def test_kempnerforge_has_the_types_the_reductions_and_the_board_of_its_code() -
     assert (job.strategy.reduce_dtype, job.strategy.no_sync) == ("fp32", True)
     assert (job.training.stored_dtype, job.training.gradient_clipping) == ("bf16", 1.0)
     assert job.cluster.node_link.kind == "mesh"
+
+
+def test_a_stranger_recomputes_what_a_table_assumes_only_where_memory_wants_it() -> None:
+    """A small model fits without what its table assumes; one of thirty billion parameters does not."""
+    large = {
+        "n_layers": "40", "hidden": "8192", "ffn": "32768", "n_heads": "64", "tp": "8", "micro_batch": "4",
+        "global_batch": "16", "strategy": "TP8 PP1 DP2 1F1B",
+    }  # fmt: skip
+    assert stranger_seconds() < 0.85 * stranger_seconds(assumed_fields="")
+    assert stranger_seconds(**large) == stranger_seconds(**large, assumed_fields="")
+
+
+def stranger_seconds(**changes: str) -> float:
+    cells = {**CELLS, "assumed_fields": "recompute (config)", "step_time_s": "1", **changes}
+    seconds = predict_row(PublishedRun("r-1", "", "", cells, "", is_strangers=True)).predicted_seconds
+    assert seconds is not None
+    return seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -54,21 +55,37 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
     base = RowResult(run.row_id, run.source, "skipped", role=run.role, tier=run.text("tier"))
     try:
         base = _measured(run, base)
-        row = row_job(run)
-        if tweak is not None:
-            row = replace(row, job=tweak(row.job))
-        return predict_job(
-            base,
-            row.job,
-            assumptions=row.assumptions,
-            framework=complete_run(run).run.text("engine"),
-            network=network_of(run),
-            is_of_last_rank=row.is_of_last_rank,
-        )
+        if is_recomputation_assumed(run):
+            result = _predict(replace(run, cells={**run.cells, "act_ckpt": ""}), base, tweak)
+            if result.predicted_fits:
+                return result
+        return _predict(run, base, tweak)
     except ZsimError as error:
         return replace(base, reason=str(error))
     except Exception as error:  # of zsim, on what one row says
         return replace(base, reason=f"an error of zsim: {type(error).__name__}: {error}")
+
+
+def is_recomputation_assumed(run: PublishedRun) -> bool:
+    """Whether a stranger's row has recomputation only by its table's assumption (`assumed_fields`).
+
+    By default frameworks recompute nothing, so that it counts where the run would not fit without."""
+    assumed = re.search(r"(?i)recompute\b|ckpt|checkpointing", run.text("assumed_fields"))
+    return run.is_strangers and assumed is not None and run.text("status") != "oom"
+
+
+def _predict(run: PublishedRun, base: RowResult, tweak: Tweak | None) -> RowResult:
+    row = row_job(run)
+    if tweak is not None:
+        row = replace(row, job=tweak(row.job))
+    return predict_job(
+        base,
+        row.job,
+        assumptions=row.assumptions,
+        framework=complete_run(run).run.text("engine"),
+        network=network_of(run),
+        is_of_last_rank=row.is_of_last_rank,
+    )
 
 
 def _measured(run: PublishedRun, base: RowResult) -> RowResult:

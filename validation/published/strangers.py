@@ -19,7 +19,12 @@ from pathlib import Path
 from random import Random
 
 from validation.published.job import row_experiment
-from validation.published.predict import measured_seconds, predict_row, shipped_tables
+from validation.published.predict import (
+    is_recomputation_assumed,
+    measured_seconds,
+    predict_row,
+    shipped_tables,
+)
 from validation.published.recorded import merge_runs, recorded_runs
 from validation.published.shipped import format_validated_table
 from validation.published.table import PublishedRun, read_runs
@@ -121,7 +126,7 @@ def stranger_run(run: PublishedRun, studied: Mapping[str, ValidatedRun]) -> Vali
     """The row with both errors, as studied and as a stranger's, or None if it cannot be predicted so."""
     strangers = replace(run, is_strangers=True)
     known = studied.get(run.row_id)
-    if known is not None and is_read_alike(run):
+    if known is not None and not is_recomputation_assumed(strangers) and is_read_alike(run):
         return replace(known, stranger_error=known.error)
     found = validated_run_of(strangers, predict_row(strangers))
     if found is None:

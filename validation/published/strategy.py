@@ -283,9 +283,10 @@ def _offload_blocks(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]
     blocks: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}, "overlap_comm": True}
     if "parameters" in words:
         blocks["offload_param"] = {"device": "cpu"}
-    if re.search(r"(?i)\bpin(ned|_memory)?\b", f"{text} {run.text('strategy')}"):
-        for name in blocks.keys() & {"offload_optimizer", "offload_param"}:
-            blocks[name]["pin_memory"] = True
+    # As the files that people offload with say: transformers' documentation, Megatron-DeepSpeed's
+    # examples/azure, LLaMA-Factory's and axolotl's. DeepSpeed's own default was not to before 0.19.5.
+    for name in blocks.keys() & {"offload_optimizer", "offload_param"}:
+        blocks[name]["pin_memory"] = not re.search(r"(?i)\bpageable|unpinned|not pinned\b", text)
     return {"zero_optimization": blocks}
 
 

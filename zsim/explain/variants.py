@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from zsim.cost.rates.host_calls import HostCosts, host_seconds, shipped_host_costs
 from zsim.engine.simulate import Outcome, resimulate_seconds, resimulate_with_hosts, simulate_job
+from zsim.operations.experts import Experts
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import Collective, OffloadWork, Plan, PointToPoint, Program
 from zsim.plan.passes.hardware_queues import program_next_in_queue
@@ -198,20 +199,21 @@ def routing_range(outcome: Outcome) -> tuple[float, float] | None:
     """
     job = outcome.job
     split, experts = job.parallelism.experts, stacked_experts(job.model)
-    is_assumed = split.deviation > 0 and split.ranks > 1 and not split.pads_to_capacity
+    counts = split.ranks > 1 or split.library.pads_to_fullest
+    is_assumed = split.deviation > 0 and counts and not split.pads_to_capacity
     is_isolated = outcome.jitter_run is None and not outcome.concurrent_jobs
     if experts is None or not is_assumed or not is_isolated or outcome.plan.num_ops > _MAX_OPS:
         return None
     unfold = outcome.stats.rank_classes == job.world_size
     even, uneven = (
-        simulate_job(_set_expert_loads(job, experts.num_experts, end), unfold=unfold).trace.step_seconds
+        simulate_job(_set_expert_loads(job, experts, end), unfold=unfold).trace.step_seconds
         for end in ("low", "high")
     )
     return even, uneven
 
 
-def _set_expert_loads(job: Job, num_experts: int, end: End) -> Job:
-    split = assume_loads(job.parallelism.experts, num_experts, end)
+def _set_expert_loads(job: Job, experts: Experts, end: End) -> Job:
+    split = assume_loads(job.parallelism.experts, experts, end)
     return replace(job, parallelism=replace(job.parallelism, experts=split))
 
 

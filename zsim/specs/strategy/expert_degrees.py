@@ -23,6 +23,7 @@ from zsim.specs.strategy.experts import (
     DEDUPLICATING_DISPATCHERS,
     Dispatcher,
     End,
+    ExpertImbalance,
     ExpertSplit,
     assumed_load,
     fullest_expert,
@@ -81,13 +82,16 @@ def resolve_expert_degrees(
     is_hybrid = split.dispatcher == "hybridep"
     is_split = parallelism.style.splits_expert_tokens and split.ranks > 1 and split.tensor == 1
     if split.library.pads_to_fullest:
-        return replace(split, padding=_padding_factor(table, experts, tokens // parallelism.token_shards))
+        if table.expert_imbalance is None:
+            return assume_loads(split, experts)
+        tokens //= parallelism.token_shards
+        return replace(split, padding=_padding_factor(table.expert_imbalance, experts, tokens))
     counts = experts.num_experts, experts.top_k, tokens // parallelism.token_shards
     imbalance = table.expert_imbalance
     if imbalance is not None:
         split = replace(split, loads=rank_loads(imbalance, split.ranks, *counts))
     else:
-        split = assume_loads(split, experts.num_experts)
+        split = assume_loads(split, experts)
     if split.library.min_capacity:
         split = _apply_capacity(split, experts, counts[2], _fullest_expert_load(table, split.ranks, counts))
     return replace(
@@ -115,15 +119,21 @@ def _apply_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: 
     return replace(split, capacity_factor=rows_taken / mean, loads=(1.0,))
 
 
-def assume_loads(split: ExpertSplit, num_experts: int, end: End = "typical") -> ExpertSplit:
+def assume_loads(split: ExpertSplit, experts: Experts, end: End = "typical") -> ExpertSplit:
     """The split with the loads of `presets/expert_spreads.toml`, at one end of what was seen.
 
-    The split is returned unchanged where there are no ranks among which loads could differ and no rows that
-    are left out.
+    Experts that are padded to the fullest have at most the rows of every token, typically those of a run's
+    first steps, and at least those of a router that is trained. The split is returned unchanged where there
+    are no ranks among which loads could differ and no rows that are left out or padded.
     """
+    spreads, num_experts = load_expert_spreads(), experts.num_experts
+    deviation = spreads.interpolate_deviation(num_experts, end)
+    if split.library.pads_to_fullest:
+        trained, most = assumed_load(num_experts, num_experts, deviation), num_experts / experts.top_k
+        share = 1.0 if end == "high" else 0.0 if end == "low" else spreads.first_steps.share_of_tokens
+        return replace(split, padding=min(most, max(trained, share * most)), deviation=deviation)
     if split.ranks == 1 and split.capacity_factor is None:
         return split
-    deviation = load_expert_spreads().interpolate_deviation(num_experts, end)
     room = None if split.pads_to_capacity else split.capacity_factor
     load = assumed_load(split.ranks, num_experts, deviation, room)
     return replace(split, loads=(load,), deviation=deviation)
@@ -134,9 +144,18 @@ def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
     count.
     """
     experts = stacked_experts(model)
-    if experts is None or not split.deviation or split.ranks == 1 or split.pads_to_capacity:
+    if experts is None or not split.deviation or split.pads_to_capacity:
         return None
-    ends = [max(assume_loads(split, experts.num_experts, end).loads) for end in ("low", "high")]
+    low, high = (assume_loads(split, experts, end) for end in ("low", "high"))
+    if split.library.pads_to_fullest:
+        return (
+            f"every expert is padded to the fullest's rows, which are taken to be {split.padding:.2f} times "
+            f"the mean, as in the first steps from random weights ({low.padding:.2f} where the router is "
+            f"trained, {high.padding:.2f} at most); parallelism.expert_imbalance says another"
+        )
+    if split.ranks == 1:
+        return None
+    ends = max(low.loads), max(high.loads)
     return (
         f"the router is taken to be as uneven as others with about {experts.num_experts} experts: in every "
         f"layer the fullest of {split.ranks} expert-parallel ranks has {max(split.loads):.2f} times the mean "
@@ -168,10 +187,10 @@ def _fullest_expert_load(table: ParallelismTable, ranks: int, counts: tuple[int,
     return assumed_load(counts[0], counts[0], deviation)
 
 
-def _padding_factor(table: ParallelismTable, experts: Experts, tokens: int) -> float:
+def _padding_factor(imbalance: ExpertImbalance, experts: Experts, tokens: int) -> float:
     """Rows of the fullest expert over the mean: at most those of every token."""
     max_factor = experts.num_experts / experts.top_k
-    fullest = _fullest_expert_load(table, 1, (experts.num_experts, experts.top_k, tokens))
+    fullest = fullest_expert(imbalance, 1, experts.num_experts, experts.top_k, tokens)
     if fullest > max_factor:
         raise InputError(
             f"parallelism.expert_imbalance: the fullest expert has {fullest:g} times the mean, but one of "

@@ -182,6 +182,16 @@ class ExpertDeviation(BaseModel):
     source: str
 
 
+class FirstSteps(BaseModel):
+    """The fullest expert in the first steps of a run from random weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    share_of_tokens: float = Field(gt=0, le=1)
+    """Its rows over all tokens."""
+    source: str
+
+
 class ExpertSpreads(BaseModel):
     """All spreads, by name, and deviations by the number of experts, ascending."""
 
@@ -190,6 +200,7 @@ class ExpertSpreads(BaseModel):
     schema_version: Literal[1] = Field(alias="schema")
     spread: dict[str, ExpertSpread]
     deviation: tuple[ExpertDeviation, ...]
+    first_steps: FirstSteps
 
     def interpolate_deviation(self, num_experts: int, end: End = "typical") -> float:
         """The deviation of the loads of so many experts, interpolated. Beyond the measured counts it is that
