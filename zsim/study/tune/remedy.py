@@ -112,7 +112,7 @@ _WORDS = {
 
 
 def tried_changes(experiment: Experiment) -> tuple[str, ...]:
-    """What `remedy_of` tries for an experiment, in words."""
+    """The changes that `remedy_of` tries for an experiment, in words."""
     kind = experiment.strategy.kind
     words = [_WORDS.get(axis.name, axis.name) for axis in structure_of(kind) if axis.name in AXES]
     degrees = ["larger degrees of parallelism"] if tuning_of(kind).schedules else []
