@@ -18,7 +18,8 @@ OUTSIDE = (
     "validation/README.md", "validation/gpu_steps.md", "validation/plan_check.md",
     "validation/curves/README.md", "validation/curves/errors.md", "validation/kernels/errors.md",
     "validation/published/README.md", "validation/published/errors.md", "validation/published/checkpoints.md",
-    "validation/published/goodput.md", "validation/published/offload.md", "validation/scaling/README.md",
+    "validation/published/goodput.md", "validation/published/offload.md", "validation/rl/README.md",
+    "validation/scaling/README.md",
 )  # fmt: skip
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 log = logging.getLogger("mkdocs.hooks.site")
