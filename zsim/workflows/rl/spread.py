@@ -2,8 +2,9 @@
 
 Each end is one of split conformal prediction: of n factors in order, that of place 0.9 (n + 1), or the last
 where there are too few. Only rows to which constants may be fitted are counted, so that rows that are there
-to report errors tell whether the intervals hold (validation/rl/README.md). Constants of steps, trainers and rollouts were
-fitted to the same rows, which then lie about as often on either side: the larger factor is for both ends.
+to report errors tell whether the intervals hold (validation/rl/README.md). Constants of steps, trainers and
+rollouts were fitted to the same rows, which then lie about as often on either side: the larger factor is for
+both ends.
 `python -m validation.rl.calibration` prints the factors.
 """
 
