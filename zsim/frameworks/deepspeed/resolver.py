@@ -181,9 +181,11 @@ def _resolve_json(
     for key, stage in (("fetches_one_by_one", 3), ("scatters_after_backward", 1)):
         if getattr(table, key) and resolved.stage != stage and key in table.model_fields_set:
             raise InputError(
-                f"strategy.{key}: found true with stage {resolved.stage}, which does not change; expected "
+                f"strategy.{key}: found true with stage {resolved.stage}, which has no such schedule; expected "
                 f"stage {stage}"
             )
+    if table.scatters_after_backward and resolved.stage == 1:
+        _check_first_stage_1(resolved, replicas * parallelism.context, parallelism)
     if resolved.deep_compile is not None:
         check_deep_compile(resolved, parallelism)
         capacity = min(gpu.memory.capacity for gpu in cluster.gpus)
@@ -195,6 +197,29 @@ def _resolve_json(
         fetches_one_by_one=table.fetches_one_by_one and resolved.stage == 3,
         scatters_after_backward=table.scatters_after_backward and resolved.stage == 1,
     )
+
+
+def _check_first_stage_1(config: DeepSpeedConfig, ranks: int, parallelism: ParallelismConfig) -> None:
+    """Raises InputError for what stage 1 before DeepSpeed 0.4 lacks, and for the assertion of
+    `flatten_dense_tensors_sub_partition_aligned`."""
+    where = "strategy.scatters_after_backward: found true with"
+    if config.precision != "fp16":
+        raise InputError(
+            f"{where} {config.precision}, of which DeepSpeed before 0.4 has no ZeRO; expected fp16"
+        )
+    if config.zero.offload_optimizer is not None:
+        raise InputError(f"{where} offload_optimizer, which the first stage 1 lacks; expected it left out")
+    if parallelism.experts.ranks > 1:
+        raise InputError(
+            f"{where} experts that other ranks have, which the first stage 1 lacks; expected "
+            "parallelism.expert 1"
+        )
+    bucket = config.zero.reduce_bucket_size
+    if bucket < ranks:
+        raise InputError(
+            f"{config.name}: zero_optimization.reduce_bucket_size: found {bucket:,} with {ranks:,} "
+            f"data-parallel ranks, of which each has a part; expected at least {ranks:,}"
+        )
 
 
 def _num_checkpoints(training: TrainingTable, model: ModelSpec) -> int:
