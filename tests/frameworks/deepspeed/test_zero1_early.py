@@ -91,6 +91,14 @@ def test_it_copies_all_gradients_twice_where_stage_2_copies_none() -> None:
     assert moved["average own part"] == 4 * N // GPUS
 
 
+@pytest.mark.parametrize("version", ["0.10.3", "0.19.8"])
+def test_torch_copies_the_parts_out_of_every_gather(version: str) -> None:
+    """Whatever the release whose other behaviour applies. The parts were cut before the first step."""
+    names = [op.name for op in plan_of(version=version, reduce_bucket_size=50_000_000).ops]
+    assert names.count("all_gather parameters") == names.count("copy parameters out") == 2
+    assert "slice parameters" not in names
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -51,6 +51,13 @@ class ScatterAfterBackwardSchedule(Zero12Schedule):
         return 0
 
     @property
+    def _copies_parts(self) -> bool:
+        return True
+
+    def _slice_parameters(self, ranks: int) -> None:
+        """The parts were cut when the optimizer was made."""
+
+    @property
     def _reduces_in_backward(self) -> bool:
         return False
 
