@@ -8,6 +8,8 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.checks import check_plan
+from zsim.plan.ops import Collective
 from zsim.specs.experiment.resolve import resolve
 
 NUMEL = 124_439_808  # GPT-2
@@ -116,6 +118,51 @@ def test_a_copy_under_zero_3_is_an_engine_that_runs_forward_alone() -> None:
     assert both.count("reference") == alone.count("forward")
     shards = peaks(with_stage(None, 3))["parameters"]
     assert peaks(with_stage("copy", 3))["parameters"] == pytest.approx(2 * shards, rel=1e-4)
+
+
+def plan_with(gpus: int, strategy: dict[str, Any]) -> zsim.Plan:
+    data = experiment("copy").model_dump(exclude_unset=True)
+    plan = zsim.make_plan(zsim.Experiment(**{**data, "gpus": gpus, "strategy": strategy}))
+    check_plan(plan)
+    return plan
+
+
+def zero_3(version: str = "0.19.8", **zero: Any) -> dict[str, Any]:
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3, **zero}}
+    return {"kind": "deepspeed", "version": version, "config": config}
+
+
+@pytest.mark.parametrize(("version", "kept"), [("0.19.8", NUMEL - 121_344), ("0.12.6", 2 * NUMEL)])
+def test_a_copys_secondary_shards_stay(version: str, kept: int) -> None:
+    """No step drops those of hpZ over 2 ranks, 2 bytes an element: of all but the vectors, which stay
+    gathered, and before 0.13.2 of everything, of the trained model too.
+    """
+    resident = [m.bytes for m in plan_with(4, zero_3(version, zero_hpz_partition_size=2)).resident if m.bytes]
+    plain = [m.bytes for m in plan_with(4, zero_3(version)).resident if m.bytes]
+    assert sum(resident) - sum(plain) == kept
+
+
+def test_a_copys_quantized_gathers_read_secondary_shards() -> None:
+    strategy = zero_3(zero_hpz_partition_size=2, zero_quantized_weights=True)
+    works = [op.work for op in plan_with(4, strategy).ops if op.phase == "reference"]
+    assert {work.group for work in works if isinstance(work, Collective)} == {"hpz"}
+
+
+def test_a_copys_shards_over_fewer_ranks_stay() -> None:
+    """Every forward gathers a block from those that the last one left: 2 bytes of 7,087,872 over 2 ranks."""
+    plan = plan_with(4, {"kind": "fsdp2", "reshard_after_forward": 2})
+    gathers = [
+        op.work for op in plan.ops if op.phase == "reference" and op.name == "all_gather transformer.h.5"
+    ]
+    assert [work.bytes for work in gathers if isinstance(work, Collective)] == [2 * 7_087_872] * 3
+    assert {plan.groups[work.group].size for work in gathers if isinstance(work, Collective)} == {2}
+
+
+def test_a_copy_that_deep_compile_gathers_is_refused() -> None:
+    strategy = zero_3()
+    strategy["config"]["compile"] = {"deepcompile": True}
+    with pytest.raises(NotSimulatedError, match="a copy that DeepCompile gathers"):
+        plan_with(4, strategy)
 
 
 def test_a_base_under_zero_3_breaks_the_recorded_order() -> None:

@@ -181,8 +181,8 @@ def _resolve_json(
     for key, stage in (("fetches_one_by_one", 3), ("scatters_after_backward", 1)):
         if getattr(table, key) and resolved.stage != stage and key in table.model_fields_set:
             raise InputError(
-                f"strategy.{key}: found true with stage {resolved.stage}, which has no such schedule; expected "
-                f"stage {stage}"
+                f"strategy.{key}: found true with stage {resolved.stage}, which has no such schedule; "
+                f"expected stage {stage}"
             )
     if table.scatters_after_backward and resolved.stage == 1:
         _check_first_stage_1(resolved, replicas * parallelism.context, parallelism)

@@ -76,6 +76,7 @@ class Fsdp2Schedule(Hooks):
         self._scheduled_unshards: list[ParamGroup] = []  # unsharded by the schedule, and not waited for yet
         self._is_syncing = self._reshards = self._all_reduces = True
         self._tied_bytes = 0
+        self._keeps_post_forward = False  # every forward gathers the shards that the last has left
 
     def action_state(self, micro_batch: int) -> Hashable | None:
         """The groups that are gathered, their order, and the gradients that they have. None where an event of
@@ -245,7 +246,7 @@ class Fsdp2Schedule(Hooks):
             state.reshard_event = builder.kernels(
                 f"reshard {group.name}", move_kernels(shard_bytes, shard_bytes), module=group.name
             )
-            if not group.has_backward:  # the last forward's
+            if not group.has_backward and not self._keeps_post_forward:  # the last forward's
                 builder.free("buffers", shard_bytes, owner=group.name, part=_POST_FORWARD)
         builder.free("buffers", self._unsharded_bytes(group), owner=group.name, part=_PARAMETERS)
         state.is_unsharded = False
@@ -302,11 +303,17 @@ class Fsdp2Schedule(Hooks):
         for state in self.states.values():
             state.post_forward_indices.clear()
 
-    def keep_gathered(self) -> int:
-        unsharded = [group for group in self.units if not group.reshards_after_forward]
-        for group in unsharded:
-            self.states[group.name].is_unsharded = True
-        return sum(self._unsharded_bytes(group) for group in unsharded)
+    def keep_gathered(self) -> list[Memory]:
+        self._keeps_post_forward = True
+        size = 0
+        for group in self.units:
+            if not group.reshards_after_forward:
+                self.states[group.name].is_unsharded = True
+                size += self._unsharded_bytes(group)
+            elif group.post_forward is not None and group.post_forward.size > 1:
+                self.states[group.name].is_sharded_post_forward = True
+                size += group.post_forward_shard_bytes(self.strategy.param_dtype)
+        return [Memory("buffers", size)]
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         """Under a schedule that unshards, reshards and reduces, backward neither reshards nor reduces."""
