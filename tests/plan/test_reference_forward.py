@@ -178,20 +178,24 @@ def test_a_base_under_fsdp2_is_gathered_again() -> None:
     assert peaks(job)["parameters"] == peaks(experiment(None, "fsdp2", lora={"rank": 8}))["parameters"]
 
 
+def staged_plan(reference: str | None, forwards: int = 1) -> zsim.Plan:
+    data = experiment(reference, "megatron", reference_forwards=forwards).model_dump(exclude_unset=True)
+    plan = zsim.make_plan(zsim.Experiment(**data, parallelism={"pipeline": 2}))
+    check_plan(plan)
+    return plan
+
+
+def sent(plan: zsim.Plan) -> set[int]:
+    ops = plan.programs[0].ops
+    works = [getattr(ops[number].work, "messages", ()) for number in range(len(ops))]
+    return {message.bytes for messages in works for message in messages}
+
+
 def test_megatrons_stages_run_it_first_and_send_both() -> None:
-    """As Megatron-SWIFT's step does: one tensor has the activations of both models."""
-
-    def plan(reference: str | None) -> zsim.Plan:
-        data = experiment(reference, "megatron").model_dump(exclude_unset=True)
-        return zsim.make_plan(zsim.Experiment(**data, parallelism={"pipeline": 2}))
-
-    def sent(reference: str | None) -> set[int]:
-        ops = plan(reference).programs[0].ops
-        works = [getattr(ops[number].work, "messages", ()) for number in range(len(ops))]
-        return {message.bytes for messages in works for message in messages}
-
-    assert {2 * size for size in sent(None)} == sent("copy") != set()
-    ops = plan("copy").programs[0].ops
+    """As Megatron-SWIFT does: one tensor has the activations of both models, and of the four forwards of KTO."""
+    assert {2 * size for size in sent(staged_plan(None))} == sent(staged_plan("copy")) != set()
+    assert {4 * size for size in sent(staged_plan(None))} == sent(staged_plan("copy", 3))
+    ops = staged_plan("copy").programs[0].ops
     products = [
         ops[number] for number in range(len(ops)) if ops[number].name.startswith("transformer.h.0.mlp")
     ]
@@ -199,6 +203,22 @@ def test_megatrons_stages_run_it_first_and_send_both() -> None:
     data = with_stage("copy", 1).model_dump(exclude_unset=True)
     with pytest.raises(NotSimulatedError, match=r"training\.reference: not simulated with model parallelism"):
         resolve(zsim.Experiment(**data, parallelism={"pipeline": 2}))
+
+
+def test_the_messages_of_all_forwards_stay_whole_until_backward() -> None:
+    """4 x 512 tokens of 768 elements in bf16, four times in KTO: the second stage allocates what it receives
+    and later a gradient of that size, of which the model's forward frees its own part alone.
+    """
+    message = 2 * 4 * 512 * 768
+
+    def changes(owner: str, forwards: int) -> list[int]:
+        memory = staged_plan("copy", forwards).programs[1].memory
+        return [change.bytes for change in memory if change.owner == owner and change.micro_batch == 0]
+
+    assert changes("input of stage 1", 1) == [2 * message, -message, -message]
+    assert changes("input of stage 1", 3) == [4 * message, -message, -3 * message]
+    gradient = changes("gradient of the residual stream", 3)
+    assert gradient[-2:] == [3 * message, -4 * message]
 
 
 def test_shards_on_the_host_are_refused() -> None:
