@@ -192,7 +192,7 @@ def sent(plan: zsim.Plan) -> set[int]:
 
 
 def test_megatrons_stages_run_it_first_and_send_both() -> None:
-    """As Megatron-SWIFT does: one tensor has the activations of both models, and of the four forwards of KTO."""
+    """As Megatron-SWIFT does: one tensor has the activations of both models, and of KTO's four forwards."""
     assert {2 * size for size in sent(staged_plan(None))} == sent(staged_plan("copy")) != set()
     assert {4 * size for size in sent(staged_plan(None))} == sent(staged_plan("copy", 3))
     ops = staged_plan("copy").programs[0].ops

@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.activation_checkpoints import check_checkpoints, refuse_two_offloads
 from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.autotp import set_tensor_grain, uneven_shards_note
@@ -54,7 +54,7 @@ from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.style import ModelParallelStyle
 
-_MOST_IN_BLOCK = 300  # parameters, of tiles; a thousand in each of 36 blocks take 45 s of a core and more
+_MOST_TILES = 20_000  # parameters of all blocks; 36,000 take 45 s of a core and more
 
 
 class DeepSpeedResolver(FrameworkResolver[DeepSpeedTable, DeepSpeedConfig]):
@@ -74,13 +74,15 @@ class DeepSpeedResolver(FrameworkResolver[DeepSpeedTable, DeepSpeedConfig]):
     ) -> ExtendedModel:
         if table.tile_numel is not None:
             model = tile_linears(model, table.tile_numel)
-            most = max(
-                sum(len(module.parameters) for module in block.modules) for block in model.unique_blocks
-            )
-            if most > _MOST_IN_BLOCK:
-                raise InputError(
-                    f"strategy.tile_numel: found {table.tile_numel:,}, with which a block has {most:,} "
-                    f"parameters; expected larger tiles, with at most {_MOST_IN_BLOCK:,} in a block"
+            numbers = {
+                id(block): sum(len(module.parameters) for module in block.modules)
+                for block in model.unique_blocks
+            }
+            number = sum(numbers[id(block)] for block in model.blocks)
+            if number > _MOST_TILES:
+                raise NotSimulatedError(
+                    f"strategy.tile_numel: found {table.tile_numel:,}, with which the blocks have {number:,} "
+                    f"parameters; zsim simulates at most {_MOST_TILES:,}, with larger tiles"
                 )
         return ExtendedModel(model, parallelism)
 
