@@ -221,6 +221,15 @@ def test_the_messages_of_all_forwards_stay_whole_until_backward() -> None:
     assert gradient[-2:] == [3 * message, -4 * message]
 
 
+def test_nanotron_is_refused_by_its_name() -> None:
+    data = experiment("copy", "megatron").model_dump(exclude_unset=True)
+    data["strategy"] = {"kind": "megatron", "engine": "nanotron"}
+    with pytest.raises(
+        NotSimulatedError, match=r"not simulated with strategy\.engine 'nanotron'; expected it"
+    ):
+        resolve(zsim.Experiment(**data))
+
+
 def test_shards_on_the_host_are_refused() -> None:
     data = experiment("copy", "fsdp2").model_dump(exclude_unset=True)
     with pytest.raises(NotSimulatedError, match="a reference whose shards are on the host"):
