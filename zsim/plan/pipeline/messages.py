@@ -84,11 +84,11 @@ class Messenger:
         """The backward that computes the input's gradient has ended: see
         [Note: messages of several forwards].
         """
-        parts = self.stages[stage]
-        others = parts.sent_bytes - parts.message_bytes
-        if not parts.is_last and not self._is_local(stage, 1):
+        current = self.stages[stage]
+        others = current.sent_bytes - current.message_bytes
+        if not current.is_last and not self._is_local(stage, 1):
             self._allocate(-1, RESIDUAL, stage, micro_batch, others)
-        if not parts.is_first and not self._is_local(stage, -1):
+        if not current.is_first and not self._is_local(stage, -1):
             self._allocate(-1, input_of(stage), stage, micro_batch, others)
             self._allocate(1, RESIDUAL, stage, micro_batch, others)
 
