@@ -158,6 +158,14 @@ def test_a_copys_shards_over_fewer_ranks_stay() -> None:
     assert {plan.groups[work.group].size for work in gathers if isinstance(work, Collective)} == {2}
 
 
+@pytest.mark.parametrize("reference", ["copy", "base"])
+def test_shards_over_fewer_ranks_stay_where_no_backward_comes(reference: str) -> None:
+    """Blocks before the first adapter have no backward: their shards are there between steps."""
+    data = experiment(reference, "fsdp2", lora={"rank": 8, "layers": [8, 9]}).model_dump(exclude_unset=True)
+    data["strategy"]["reshard_after_forward"] = 2
+    assert zsim.simulate(zsim.Experiment(**{**data, "gpus": 4})).report.step_seconds > 0
+
+
 def test_a_copy_that_deep_compile_gathers_is_refused() -> None:
     strategy = zero_3()
     strategy["config"]["compile"] = {"deepcompile": True}

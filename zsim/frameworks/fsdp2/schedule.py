@@ -76,7 +76,7 @@ class Fsdp2Schedule(Hooks):
         self._scheduled_unshards: list[ParamGroup] = []  # unsharded by the schedule, and not waited for yet
         self._is_syncing = self._reshards = self._all_reduces = True
         self._tied_bytes = 0
-        self._keeps_post_forward = False  # every forward gathers the shards that the last has left
+        self._keeps_post_forward = False  # no backward drops shards over the smaller groups
 
     def action_state(self, micro_batch: int) -> Hashable | None:
         """The groups that are gathered, their order, and the gradients that they have. None where an event of
@@ -200,11 +200,15 @@ class Fsdp2Schedule(Hooks):
         else:
             self._wait_all_gather_streams_on_event(copy_out)
             builder.free("buffers", state.all_gather_bytes, owner=group.name, part=_GATHERED)
-        if state.is_sharded_post_forward:
+        if state.is_sharded_post_forward and not self._is_shard_resident(group):
             size = group.post_forward_shard_bytes(self.strategy.param_dtype)
             builder.free("buffers", size, owner=group.name, part=_POST_FORWARD)
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
+
+    def _is_shard_resident(self, group: ParamGroup) -> bool:
+        """Whether a forward's shard over the smaller group is there until the next forward's."""
+        return self._keeps_post_forward or not group.has_backward
 
     def _parameter_sizes(self, group: ParamGroup, ranks: int) -> tuple[int, ...]:
         """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
@@ -246,7 +250,7 @@ class Fsdp2Schedule(Hooks):
             state.reshard_event = builder.kernels(
                 f"reshard {group.name}", move_kernels(shard_bytes, shard_bytes), module=group.name
             )
-            if not group.has_backward and not self._keeps_post_forward:  # the last forward's
+            if self._is_shard_resident(group):  # the last forward's
                 builder.free("buffers", shard_bytes, owner=group.name, part=_POST_FORWARD)
         builder.free("buffers", self._unsharded_bytes(group), owner=group.name, part=_PARAMETERS)
         state.is_unsharded = False
