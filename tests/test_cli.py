@@ -386,7 +386,7 @@ def test_a_standard_output_that_takes_nothing_is_one_paragraph(
         (["run", "--cluster", "NAME"], "unknown cluster 'NAME'; expected a preset"),
         (["run", "--set", "cluster.gpu=NAME"], "unknown GPU 'NAME'; expected a preset"),
         (["run", "--set", "strategy.config=NAME"], "NAME: cannot be read: File name too long"),
-        (["import", "NAME.toml"], "NAME.toml: no such file; expected a torchtitan TOML"),
+        (["import", "NAME.toml"], "NAME.toml: no such file; expected a training file"),
         (["replay", "NAME"], "NAME: no such file or folder"),
         (["calibrate", "NAME", "--base", "dgx-h100"], "NAME: cannot be read: File name too long"),
         (["check", "NAME"], "NAME: no such file"),

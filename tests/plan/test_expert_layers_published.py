@@ -78,21 +78,23 @@ def milliseconds(model: str, dispatcher: str, **training: Any) -> list[float]:
 def test_a_layer_takes_as_long_as_it_was_measured(
     model: str, dispatcher: str, forward: float, backward: float
 ) -> None:
-    """-11 to 0 % in all, forward -12 to +2 %, backward -10 to -1 %."""
+    """+2 to +14 % in all, forward -2 to +16 %, backward +3 to +14 %, of which the product of GELU's output
+    with the scores, a kernel of its own, is 3 %.
+    """
     spans = milliseconds(model, dispatcher)
     assert spans[0] == pytest.approx(forward, rel=0.16)
-    assert spans[1] == pytest.approx(backward, rel=0.11)
-    assert sum(spans) == pytest.approx(forward + backward, rel=0.12)
+    assert spans[1] == pytest.approx(backward, rel=0.14)
+    assert sum(spans) == pytest.approx(forward + backward, rel=0.15)
 
 
 @pytest.mark.parametrize(("model", "dispatcher", "forward", "backward"), IN_FP8)
 def test_a_layer_in_fp8_takes_as_long_as_it_was_measured(
     model: str, dispatcher: str, forward: float, backward: float
 ) -> None:
-    """-15 to -4 % in all, forward -11 to +3 %, backward -18 to -9 %: weights' gradients in fp8 have no rate
-    of their own. Mixtral's, one expert a rank, are 11 to 19
-    % too slow: forward -25 to -17 %, backward +33 to +39 %."""
+    """-2 to +7 % in all, forward +2 to +13 %, backward -5 to +3 %. Mixtral's, one expert a rank, are 11 to
+    19 % too slow.
+    """
     spans = milliseconds(model, dispatcher, precision="fp8", fp8_recipe="block")
-    assert spans[0] == pytest.approx(forward, rel=0.16)
-    assert spans[1] == pytest.approx(backward, rel=0.18)
-    assert sum(spans) == pytest.approx(forward + backward, rel=0.15)
+    assert spans[0] == pytest.approx(forward, rel=0.14)
+    assert spans[1] == pytest.approx(backward, rel=0.06)
+    assert sum(spans) == pytest.approx(forward + backward, rel=0.08)

@@ -112,7 +112,8 @@ def test_deep_features_are_added_in_as_many_layers_as_the_tower_gives_them() -> 
 
 
 def test_a_pooling_head_that_gemma_does_not_use_is_refused() -> None:
-    config = {"model_type": "gemma3", "text_config": TEXT, "vision_config": {"hidden_size": 32}}
+    tower = {"hidden_size": 32, "image_size": 896, "patch_size": 14}
+    config = {"model_type": "gemma3", "text_config": TEXT, "vision_config": tower}
     with pytest.raises(NotSimulatedError, match="vision_use_head"):
         model_from_config(config, "tiny", "tiny.json")
 

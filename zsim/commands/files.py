@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +57,7 @@ def import_file(
             f"{file}: already is an experiment; expected another program's file ('zsim run {file}' simulates "
             "an experiment)"
         )
-    if not context.args and len(file.split()) == 1 and not Path(file).exists():
+    if not context.args and len(file.split()) == 1 and not os.path.exists(file):
         raise InputError(f"{file}: no such file; expected a training file (--help lists the programs)")
     if Path(file).suffix.lower() == ".json" and not context.args:
         experiment = replace(options, experiment=Path(file)).load()

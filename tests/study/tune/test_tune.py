@@ -106,7 +106,7 @@ def test_what_follows_by_default_is_said_once_the_stage_changes(make_tiny: Tiny)
 
 
 def test_what_does_not_fit_is_made_to_fit_first(make_tiny: Tiny) -> None:
-    given = make_tiny({"kind": "fsdp2"}, memory="1.9 GB", micro_batch_size=8, gradient_accumulation_steps=1)
+    given = make_tiny({"kind": "fsdp2"}, memory="1.6 GB", micro_batch_size=8, gradient_accumulation_steps=1)
     assert not fits(given)
     result = tune(given, top=1)
     assert result.given is None
