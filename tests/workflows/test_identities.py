@@ -156,14 +156,16 @@ def test_a_pass_with_micro_batches_of_its_own_has_a_peak_of_its_own() -> None:
     """Old log-probabilities of four times as many samples at once have four times the logits, beside the
     parameters, while NeMo-RL's optimizer is on the host."""
     plain, wide = result_of(), result_of(logprob_micro_batch_size=4)
-    assert "old_logprobs" not in plain.memory and "old_logprobs" not in plain.host_memory
+    assert "old_logprobs" not in {*plain.memory, *plain.host_memory}
     kept = wide.memory["old_logprobs"].by_category
     assert kept["activations"] == pytest.approx(4 * plain.times.pass_peak["activations"], rel=0.05)
     assert kept["parameters"] == wide.memory["training"].by_category["parameters"]
-    assert "optimizer_states" not in kept and wide.host_memory["old_logprobs"].total
+    assert "optimizer_states" not in kept
+    assert wide.host_memory["old_logprobs"].total
     assert wide.memory["training"] == plain.memory["training"]
     vast = result_of(logprob_micro_batch_size=64, prompts_per_step=256)
-    assert not vast.fits and vast.verdict == vast.verdicts["old_logprobs"]
+    assert not vast.fits
+    assert vast.verdict == vast.verdicts["old_logprobs"]
     assert "a smaller rl.logprob_micro_batch_size" in " ".join(vast.remedies)
 
 
