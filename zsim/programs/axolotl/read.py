@@ -124,9 +124,9 @@ def _trains_language_alone(values: FileValues, *, is_full: bool) -> bool:
     """Whether `unfrozen_parameters` leave nothing but a tower out. It freezes adapters too (train.py)."""
     patterns = [str(entry) for entry in values.get("unfrozen_parameters") or ()]
     parts = [pattern for pattern in patterns if not _HEAD.fullmatch(pattern)]
-    name = values.file.defaults.get("model")
-    has_tower = is_full and isinstance(name, str) and load_model(name).tower is not None
-    if patterns and not (has_tower and parts and all(map(_LANGUAGE.fullmatch, parts))):
+    name = values.file.defaults.get("model")  # none where it is not known here, as of models with towers
+    may_have_tower = name is None or (isinstance(name, str) and load_model(name).tower is not None)
+    if patterns and not (is_full and may_have_tower and parts and all(map(_LANGUAGE.fullmatch, parts))):
         raise values.lack(
             "unfrozen_parameters", "weights of which only named ones are trained; expected training.frozen"
         )
