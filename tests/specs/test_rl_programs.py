@@ -309,6 +309,32 @@ def test_a_file_that_hydra_is_told_is_read(tmp_path: Path) -> None:
     assert launched(command).training.sequence_length == 100 + 400
     missing = launched(command.replace("mine", "none"))
     assert any("--config-name none: not here" in note for note in missing.notes)
+    with pytest.raises(InputError, match=r"ppo_micro_batch_size_per_gpu: missing.*--config-name none: not h"):
+        launched(f"python3 -m verl.trainer.main_ppo --config-path={tmp_path} --config-name=none")
+
+
+def test_the_defaults_of_a_file_that_hydra_is_told_are_read(tmp_path: Path) -> None:
+    """In their order, Megatron's keys of verl's among them. A group of options is named in a note."""
+    (tmp_path / "more.yaml").write_text("data: {max_prompt_length: 100, max_response_length: 300}\n")
+    command = VERL_COMMAND.replace("data.max_prompt_length=512 data.max_response_length=512", "")
+    command += f"--config-path={tmp_path} --config-name=mine"
+
+    def composed(defaults: str) -> Experiment:
+        (tmp_path / "mine.yaml").write_text(f"defaults: {defaults}\ndata: {{max_prompt_length: 200}}\n")
+        return launched(command)
+
+    assert composed("[ppo_trainer, more, _self_]").training.sequence_length == 200 + 300
+    assert composed("[ppo_trainer, _self_, more]").training.sequence_length == 100 + 300
+    assert composed("[ppo_megatron_trainer]").strategy.kind == "megatron"
+    noted = composed("[ppo_trainer, absent, {model: big}]")
+    assert noted.strategy.kind == "fsdp1"
+    for note in ("mine.yaml: defaults: absent: not here", "mine.yaml: defaults: {'model': 'big'}: not read"):
+        assert any(note in each for each in noted.notes)
+    (tmp_path / "run.sh").write_text(command.replace(str(tmp_path), '"$PWD"'))
+    composed("[more]")
+    assert launched(str(tmp_path / "run.sh")).training.sequence_length == 200 + 300
+    with pytest.raises(InputError, match="do not name one another"):
+        composed("[mine]")
 
 
 def test_verls_command_overrides_its_own_files() -> None:
