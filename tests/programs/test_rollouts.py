@@ -296,15 +296,18 @@ def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) 
 
 
 def test_nemo_rls_passes_without_backward_have_micro_batches_of_their_own(tmp_path: Path) -> None:
-    """Four responses, unless the file says otherwise."""
-    assert rollout_of(read(nemo(tmp_path))).logprob_micro_batch_size == 4
-    base = NEMO_BASE.replace("policy:\n", "policy:\n  logprob_batch_size: 2\n")
+    """As large as an update's, of two responses, unless the file says otherwise."""
+    assert rollout_of(read(nemo(tmp_path))).logprob_micro_batch_size == 2
+    base = NEMO_BASE.replace("policy:\n", "policy:\n  logprob_batch_size: 4\n")
+    path = tmp_path / "padded.yaml"
+    path.write_text(base)
+    assert rollout_of(read(str(path))).logprob_micro_batch_size == 4
     path = tmp_path / "packed.yaml"
     path.write_text(
         base.replace("policy:\n", "policy:\n  sequence_packing: {enabled: true, logprob_mb_tokens: 9000}\n")
     )
     table = rollout_of(read(str(path)))
-    assert (table.logprob_micro_batch_size, table.logprob_micro_batch_tokens) == (2, 9000)
+    assert (table.logprob_micro_batch_size, table.logprob_micro_batch_tokens) == (None, 9000)
 
 
 @pytest.mark.parametrize(

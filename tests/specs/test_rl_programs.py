@@ -241,9 +241,17 @@ def test_nothing_overlaps_a_gather_of_one_bucket(tmp_path: Path) -> None:
 
 def test_experts_of_nemo_rls_dtensor_are_split_among_ranks(tmp_path: Path) -> None:
     """Automodel keeps what forward gathers, unless `moe_parallelizer` says otherwise."""
-    keys = "expert_parallel_size: 8, automodel_kwargs: {backend: {enable_deepep: true}},"
-    text = POLICY.replace("dtensor_cfg: {enabled: true,", f"dtensor_cfg: {{enabled: true, {keys}")
-    found = read(write(tmp_path, text))
+
+    def dispatched(backend: str) -> Experiment:
+        keys = f"expert_parallel_size: 8, automodel_kwargs: {{backend: {{{backend}}}}},"
+        text = POLICY.replace("dtensor_cfg: {enabled: true,", f"dtensor_cfg: {{enabled: true, {keys}")
+        return read(write(tmp_path, text))
+
+    found = dispatched("enable_deepep: true")
+    assert dispatched("enable_deepep: true, dispatcher: torch").parallelism.dispatcher == "deepep"
+    assert dispatched("dispatcher: hybridep").parallelism.dispatcher == "hybridep"
+    with pytest.raises(NotSimulatedError, match=r"backend\.dispatcher: zsim does not simulate 'uccl'"):
+        dispatched("dispatcher: uccl")
     table = of_kind(found.strategy, Fsdp2Table)
     assert (found.parallelism.expert, found.parallelism.dispatcher) == (8, "deepep")
     assert (table.wrapping, table.reshard_after_forward) == ("torchtitan", False)
