@@ -16,6 +16,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.accelerate.read import read_values as read_accelerate_values
 from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
+from zsim.programs.huggingface.job import leave_row_counts
 from zsim.programs.huggingface.models import write_types
 from zsim.programs.huggingface.strategies import NO_ENGINE
 from zsim.programs.launch.commands import FLAG_MARKS, TRAINERS, Launch, flag_values
@@ -130,7 +131,8 @@ def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, A
     if program is TRL:
         from zsim.programs.trl.read import read_arguments
 
-        trainer = launch.target if launch.launcher == "trl" else ""
+        script = Path(launch.target.replace(".scripts.", "/")).name.removesuffix(".py")  # trl/scripts/dpo.py
+        trainer = script if script in TRAINERS["trl"] else ""
         return read_arguments(launch.where, values, trainer)
     return _reader(program)(launch.where, values)
 
@@ -378,6 +380,8 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
         for key, value in added.items():
             if not (stays and key.startswith("strategy.") and own_kind is not None):
                 table.setdefault(key, value)
+    if file.has_pairs:
+        leave_row_counts(file)
     if not stays and types is not None:  # what it keeps in which type was said for DDP
         for key in ("training.stored_dtype", "training.frozen_dtype"):
             file.settings.pop(key, None)
