@@ -224,6 +224,21 @@ def test_verls_old_log_probabilities_have_micro_batches_of_their_own(
     assert (table.logprob_micro_batch_size, table.logprob_micro_batch_tokens) == expected
 
 
+def test_passes_of_verl_that_are_not_as_the_actors_are_named(tmp_path: Path) -> None:
+    text = VERL.replace(
+        "rollout: {",
+        "rollout: {log_prob_micro_batch_size_per_gpu: 8, log_prob_use_dynamic_bsz: true, ",
+    ).replace("ref: {", "ref: {log_prob_micro_batch_size_per_gpu: 2, ")
+    found = read(verl(tmp_path, text))
+    for words in (
+        "log_prob_use_dynamic_bsz: found True, which is not the actor's",
+        "per_gpu: found 2: the ref",
+    ):
+        assert sum(words in note for note in found.notes) == 1, found.notes
+    same = read(verl(tmp_path, text.replace("use_dynamic_bsz: true", "use_dynamic_bsz: false")))
+    assert not any("log_prob_use_dynamic_bsz" in note for note in same.notes)
+
+
 def test_verls_entropy_has_a_gradient_of_its_own(tmp_path: Path) -> None:
     """A second tensor of 2 bytes a logit beside the gradient of log-probabilities, in micro-batches of 4,096
     tokens with 128,256 words. None with the fused head, nor without a coefficient."""

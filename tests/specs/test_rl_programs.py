@@ -398,8 +398,16 @@ def test_openrlhfs_dpo_counts_pairs_and_has_a_reference_of_its_own() -> None:
     assert (training.micro_batch_size, training.gradient_accumulation_steps) == (4, 4)
     assert (training.reference, training.cross_entropy) == ("copy", "eager")
     assert not any("model.beta" in note for note in found.notes)
-    with pytest.raises(NotSimulatedError, match=r"ref\.offload: .* a reference of OpenRLHF's on the host"):
-        launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags} --ref.offload")
+    command = f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags}"
+    for flag in ("--ref.offload", "--ref_offload"):
+        with pytest.raises(
+            NotSimulatedError, match=r"ref\.offload: .* a reference of OpenRLHF's on the host"
+        ):
+            launched(f"{command} {flag}")
+    command += " --model.model_name_or_path meta-llama/Llama-3.1-8B --ref.model_name_or_path meta-llama"
+    assert launched(f"{command}/Llama-3.1-8B").training.reference == "copy"
+    with pytest.raises(NotSimulatedError, match=r"ref\.model_name_or_path: .* of another model"):
+        launched(f"{command}/Llama-3.1-70B")
 
 
 def test_openrlhfs_ppo_is_the_actors_update() -> None:
