@@ -46,10 +46,10 @@ def pack(lengths: Ints, replicas: int, max_tokens: int, fill: Fill = "first-fit"
     total, longest = int(lengths.sum()), int(lengths.max())
     squares = float((lengths.astype(np.float64) ** 2).sum())
     if fill == "even":
-        loads = [0] * replicas
+        tokens = [0] * replicas
         for length in np.sort(lengths)[::-1].tolist():
-            heapreplace(loads, loads[0] + length)
-        count = min(ceil(max(loads) / max_tokens), ceil(len(lengths) / replicas))
+            heapreplace(tokens, tokens[0] + length)
+        count = min(ceil(max(tokens) / max_tokens), ceil(len(lengths) / replicas))
         return PackedBatch(count, total / replicas / count, total, squares / total)
     most = (total // replicas + longest) // max_tokens  # tokens of a replica, in whole micro-batches
     loads = [(0, replica) for replica in range(replicas)]
