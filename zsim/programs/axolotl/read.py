@@ -123,10 +123,10 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
 def _trains_language_alone(values: FileValues, *, is_full: bool) -> bool:
     """Whether `unfrozen_parameters` leave nothing but a tower out. It freezes adapters too (train.py)."""
     patterns = [str(entry) for entry in values.get("unfrozen_parameters") or ()]
-    parts = [pattern for pattern in patterns if not _HEAD.fullmatch(pattern)]
+    bodies = [pattern for pattern in patterns if not _HEAD.fullmatch(pattern)]
     name = values.file.defaults.get("model")  # none where it is not known here, as of models with towers
     may_have_tower = name is None or (isinstance(name, str) and load_model(name).tower is not None)
-    if patterns and not (is_full and may_have_tower and parts and all(map(_LANGUAGE.fullmatch, parts))):
+    if patterns and not (is_full and may_have_tower and bodies and all(map(_LANGUAGE.fullmatch, bodies))):
         raise values.lack(
             "unfrozen_parameters", "weights of which only named ones are trained; expected training.frozen"
         )

@@ -163,10 +163,10 @@ def leave_row_counts(file: TrainingFile) -> None:
     config = file.settings.get("strategy.config")
     content = load_file(Path(config)) if isinstance(config, str) else config
     size = {**file.defaults, **file.settings}["training.micro_batch_size"] // 2
-    found = content.get(_ROWS[0], size) if isinstance(content, Mapping) else size
-    if found not in ("auto", size):
+    rows = content.get(_ROWS[0], size) if isinstance(content, Mapping) else size
+    if rows not in ("auto", size):
         name = config if isinstance(config, str) else file.settings.get("strategy.config_name", file.name)
-        raise InputError(f"{name}: {_ROWS[0]}: found {found}, expected the arguments' {size} pairs, or auto")
+        raise InputError(f"{name}: {_ROWS[0]}: found {rows}, expected the arguments' {size} pairs, or auto")
     counts = {name: "auto" for name in _ROWS if isinstance(content, Mapping) and content.get(name)}
     if isinstance(content, Mapping) and counts:
         if isinstance(config, str):

@@ -54,8 +54,8 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     sleeping = engine if job.offloads.sleep_level == 0 else {"engine": ENGINE_OVERHEAD}
     own_passes = {}
     if _pass_keys(job):
-        beside = sleeping if job.is_colocated else {}
-        own_passes = {_pass_phase(job): PhaseMemory({**passes, **beside})}
+        engine_rest = sleeping if job.is_colocated else {}
+        own_passes = {_pass_phase(job): PhaseMemory({**passes, **engine_rest})}
     if not job.is_colocated:
         bucket = {"bucket": int(2 * job.sync.bucket_bytes)}
         return {
