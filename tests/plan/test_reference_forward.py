@@ -8,6 +8,8 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.checks import check_plan
+from zsim.plan.ops import Collective
 from zsim.specs.experiment.resolve import resolve
 
 NUMEL = 124_439_808  # GPT-2
@@ -118,6 +120,59 @@ def test_a_copy_under_zero_3_is_an_engine_that_runs_forward_alone() -> None:
     assert peaks(with_stage("copy", 3))["parameters"] == pytest.approx(2 * shards, rel=1e-4)
 
 
+def plan_with(gpus: int, strategy: dict[str, Any]) -> zsim.Plan:
+    data = experiment("copy").model_dump(exclude_unset=True)
+    plan = zsim.make_plan(zsim.Experiment(**{**data, "gpus": gpus, "strategy": strategy}))
+    check_plan(plan)
+    return plan
+
+
+def zero_3(version: str = "0.19.8", **zero: Any) -> dict[str, Any]:
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3, **zero}}
+    return {"kind": "deepspeed", "version": version, "config": config}
+
+
+@pytest.mark.parametrize(("version", "kept"), [("0.19.8", NUMEL - 121_344), ("0.12.6", 2 * NUMEL)])
+def test_a_copys_secondary_shards_stay(version: str, kept: int) -> None:
+    """No step drops those of hpZ over 2 ranks, 2 bytes an element: of all but the vectors, which stay
+    gathered, and before 0.13.2 of everything, of the trained model too.
+    """
+    resident = [m.bytes for m in plan_with(4, zero_3(version, zero_hpz_partition_size=2)).resident if m.bytes]
+    plain = [m.bytes for m in plan_with(4, zero_3(version)).resident if m.bytes]
+    assert sum(resident) - sum(plain) == kept
+
+
+def test_a_copys_quantized_gathers_read_secondary_shards() -> None:
+    strategy = zero_3(zero_hpz_partition_size=2, zero_quantized_weights=True)
+    works = [op.work for op in plan_with(4, strategy).ops if op.phase == "reference"]
+    assert {work.group for work in works if isinstance(work, Collective)} == {"hpz"}
+
+
+def test_a_copys_shards_over_fewer_ranks_stay() -> None:
+    """Every forward gathers a block from those that the last one left: 2 bytes of 7,087,872 over 2 ranks."""
+    plan = plan_with(4, {"kind": "fsdp2", "reshard_after_forward": 2})
+    gathers = [
+        op.work for op in plan.ops if op.phase == "reference" and op.name == "all_gather transformer.h.5"
+    ]
+    assert [work.bytes for work in gathers if isinstance(work, Collective)] == [2 * 7_087_872] * 3
+    assert {plan.groups[work.group].size for work in gathers if isinstance(work, Collective)} == {2}
+
+
+@pytest.mark.parametrize("reference", ["copy", "base"])
+def test_shards_over_fewer_ranks_stay_where_no_backward_comes(reference: str) -> None:
+    """Blocks before the first adapter have no backward: their shards are there between steps."""
+    data = experiment(reference, "fsdp2", lora={"rank": 8, "layers": [8, 9]}).model_dump(exclude_unset=True)
+    data["strategy"]["reshard_after_forward"] = 2
+    assert zsim.simulate(zsim.Experiment(**{**data, "gpus": 4})).report.step_seconds > 0
+
+
+def test_a_copy_that_deep_compile_gathers_is_refused() -> None:
+    strategy = zero_3()
+    strategy["config"]["compile"] = {"deepcompile": True}
+    with pytest.raises(NotSimulatedError, match="a copy that DeepCompile gathers"):
+        plan_with(4, strategy)
+
+
 def test_a_base_under_zero_3_breaks_the_recorded_order() -> None:
     data = with_stage(None, 3).model_dump(exclude_unset=True)
     data["training"] |= {"reference": "base", "lora": {"rank": 8}}
@@ -131,20 +186,24 @@ def test_a_base_under_fsdp2_is_gathered_again() -> None:
     assert peaks(job)["parameters"] == peaks(experiment(None, "fsdp2", lora={"rank": 8}))["parameters"]
 
 
+def staged_plan(reference: str | None, forwards: int = 1) -> zsim.Plan:
+    data = experiment(reference, "megatron", reference_forwards=forwards).model_dump(exclude_unset=True)
+    plan = zsim.make_plan(zsim.Experiment(**data, parallelism={"pipeline": 2}))
+    check_plan(plan)
+    return plan
+
+
+def sent(plan: zsim.Plan) -> set[int]:
+    ops = plan.programs[0].ops
+    works = [getattr(ops[number].work, "messages", ()) for number in range(len(ops))]
+    return {message.bytes for messages in works for message in messages}
+
+
 def test_megatrons_stages_run_it_first_and_send_both() -> None:
-    """As Megatron-SWIFT's step does: one tensor has the activations of both models."""
-
-    def plan(reference: str | None) -> zsim.Plan:
-        data = experiment(reference, "megatron").model_dump(exclude_unset=True)
-        return zsim.make_plan(zsim.Experiment(**data, parallelism={"pipeline": 2}))
-
-    def sent(reference: str | None) -> set[int]:
-        ops = plan(reference).programs[0].ops
-        works = [getattr(ops[number].work, "messages", ()) for number in range(len(ops))]
-        return {message.bytes for messages in works for message in messages}
-
-    assert {2 * size for size in sent(None)} == sent("copy") != set()
-    ops = plan("copy").programs[0].ops
+    """As Megatron-SWIFT does: one tensor has the activations of both models, and of KTO's four forwards."""
+    assert {2 * size for size in sent(staged_plan(None))} == sent(staged_plan("copy")) != set()
+    assert {4 * size for size in sent(staged_plan(None))} == sent(staged_plan("copy", 3))
+    ops = staged_plan("copy").programs[0].ops
     products = [
         ops[number] for number in range(len(ops)) if ops[number].name.startswith("transformer.h.0.mlp")
     ]
@@ -152,6 +211,31 @@ def test_megatrons_stages_run_it_first_and_send_both() -> None:
     data = with_stage("copy", 1).model_dump(exclude_unset=True)
     with pytest.raises(NotSimulatedError, match=r"training\.reference: not simulated with model parallelism"):
         resolve(zsim.Experiment(**data, parallelism={"pipeline": 2}))
+
+
+def test_the_messages_of_all_forwards_stay_whole_until_backward() -> None:
+    """4 x 512 tokens of 768 elements in bf16, four times in KTO: the second stage allocates what it receives
+    and later a gradient of that size, of which the model's forward frees its own part alone.
+    """
+    message = 2 * 4 * 512 * 768
+
+    def changes(owner: str, forwards: int) -> list[int]:
+        memory = staged_plan("copy", forwards).programs[1].memory
+        return [change.bytes for change in memory if change.owner == owner and change.micro_batch == 0]
+
+    assert changes("input of stage 1", 1) == [2 * message, -message, -message]
+    assert changes("input of stage 1", 3) == [4 * message, -message, -3 * message]
+    gradient = changes("gradient of the residual stream", 3)
+    assert gradient[-2:] == [3 * message, -4 * message]
+
+
+def test_nanotron_is_refused_by_its_name() -> None:
+    data = experiment("copy", "megatron").model_dump(exclude_unset=True)
+    data["strategy"] = {"kind": "megatron", "engine": "nanotron"}
+    with pytest.raises(
+        NotSimulatedError, match=r"not simulated with strategy\.engine 'nanotron'; expected it"
+    ):
+        resolve(zsim.Experiment(**data))
 
 
 def test_shards_on_the_host_are_refused() -> None:

@@ -85,7 +85,10 @@ def test_megatrons_own_kernels_are_not_another_engines() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": {"kind": "deepspeed", "stage": 2, "fetches_one_by_one": True}}, "expected stage 3"),
+        (
+            {"strategy": {"kind": "deepspeed", "stage": 2, "fetches_one_by_one": True}},
+            "which has no such schedule; expected stage 3",
+        ),
         (
             {"strategy": {"kind": "deepspeed", "stage": 2, "scatters_after_backward": True}},
             "expected stage 1",

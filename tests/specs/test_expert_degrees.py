@@ -156,12 +156,12 @@ def test_megatron_takes_hybridep_where_an_nvlink_domain_spans_nodes(
     assert len(notes) == ("dispatcher" not in parallelism)
 
 
-def test_padded_experts_are_as_full_as_in_first_steps() -> None:
+def test_padded_experts_are_as_full_as_under_a_trained_router() -> None:
     """Of 8 experts, two a token, one has at most 4 times the mean, and 0.92 of it at a run's start."""
     job = resolved({"kind": "fsdp2"}, {"expert_padding": True})
-    assert job.parallelism.experts.padding == pytest.approx(3.68)
     experts = stacked_experts(job.model)
     assert experts is not None
-    assert 1 < assume_loads(job.parallelism.experts, experts, "low").padding < 1.1
-    assert assume_loads(job.parallelism.experts, experts, "high").padding == 4
+    low, high = (assume_loads(job.parallelism.experts, experts, end).padding for end in ("low", "high"))
+    assert 1 < low < job.parallelism.experts.padding < 2
+    assert high == pytest.approx(3.68)
     assert any("padded to the fullest's rows" in note for note in job.notes)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.programs.launch.commands import flag_values, parse_command
@@ -381,6 +381,7 @@ def test_verls_fine_tuning_is_fsdp_over_padded_sequences(folder: Path) -> None:
     assert (adapted.parallelism.context, adapted.parallelism.context_method) == (2, "all-to-all")
     assert sharded.training.lora is not None
     assert sharded.training.lora.targets == "all-linear"
+    assert of_kind(resolve(sharded).strategy, Fsdp1Config).wrapping == "peft"
 
 
 @pytest.mark.parametrize(

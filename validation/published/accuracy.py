@@ -4,7 +4,7 @@ README.md, and the limits in validation/baseline.json that `zsim check` enforces
 
 python validation/published/accuracy.py            # predicts all rows of the checkout first
 python validation/published/accuracy.py --ranges   # only what strangers.csv and open_settings.csv tell: the
-                                                   # ranges, and the first tables of both pages
+                                                   # ranges, and the tables of both pages but for memory
 """
 
 from __future__ import annotations
@@ -158,12 +158,17 @@ def write_ranges() -> None:
     for path, text in zip((TABLE, ESTIMATES), shipped_texts(runs, opened), strict=True):
         path.write_text(text, encoding="utf-8")
     judged = leave_one_source_out(runs, opened)
-    first_lines = strangers_lines(judged, _judged_experiments(runs))
-    for path, lines in ((TARGET, first_lines), (README, accuracy_lines(judged))):
+    pages = ((TARGET, _judged_lines(judged, runs)), (README, accuracy_lines(judged)))
+    for path, lines in pages:
         text = path.read_text(encoding="utf-8")
         block = "\n".join(lines)
         path.write_text(BLOCK.sub(lambda match: match[1] + block + "\n" + match[2], text), encoding="utf-8")  # noqa: B023
     print(f"wrote {TABLE}, {ESTIMATES}, {TARGET}, {README}")
+
+
+def _judged_lines(judged: Sequence[JudgedRun], runs: Sequence[ValidatedRun]) -> list[str]:
+    """The tables of docs/accuracy.md that need no prediction: errors as a stranger, by regime, and ranges."""
+    return [*strangers_lines(judged, _judged_experiments(runs)), *regime_lines(judged, runs)]
 
 
 def _judged_experiments(runs: Sequence[ValidatedRun]) -> list[JudgedRun]:
@@ -197,10 +202,9 @@ def page(result: CheckResult, judged: Sequence[JudgedRun], runs: Sequence[Valida
         "`python validation/published/accuracy.py`.",
         "",
         BEGIN,
-        *strangers_lines(judged, _judged_experiments(runs)),
+        *_judged_lines(judged, runs),
         END,
         "",
-        *regime_lines(judged, runs),
         *_by_memory_figure(result),
         *kernel_section(),
     ]

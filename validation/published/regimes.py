@@ -188,7 +188,7 @@ def accuracy_lines(judged: Sequence[JudgedRun]) -> list[str]:
         f"stranger would write it, the mean error of the step time is {error:.1%}, every source alike, and",
         f"half of the rows are within {_median_error(judged):.1%} (with what was found out of their sources: "
         f"{studied:.1%}).",
-        f"The 80 % interval beside every answer holds for {held:.0%}.",
+        f"The 80 % interval beside every answer holds for {held:.0%}, every source alike.",
         "",
         *markdown(named_columns("mean error as a stranger (sources)", "one node", "several nodes"), rows),
     ]

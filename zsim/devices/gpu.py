@@ -84,7 +84,7 @@ class GpuKernels(Generic[Owner]):
         return not self._ops and self._factor == 1.0
 
     def start(self, now: float, op: int, seconds: float) -> None:
-        """Start the kernels of an op that take `seconds` on an idle GPU."""
+        """Start the kernels of an op, which take `seconds` alone on the GPU at full speed."""
         if not self._ops:
             self.start_row(op, seconds, now, seconds * self._factor)
             return
@@ -95,8 +95,9 @@ class GpuKernels(Generic[Owner]):
         self._schedule_wake_up()
 
     def start_row(self, op: int, seconds: float, began: float, delay: float) -> None:
-        """Start kernels in a row while the GPU is undisturbed. The last, `op`, takes `seconds` from the time
-        `began`, when those before it end, and ends after `delay`. See [Note: kernels in a row].
+        """Start kernels in a row on a GPU that runs no others. The last, `op`, has `seconds` of work from the
+        time `began`, when those before it end, and ends after `delay`. Where there are several, the GPU must
+        be undisturbed. See [Note: kernels in a row].
         """
         if not self.is_busy:
             self.is_busy = True
@@ -105,7 +106,7 @@ class GpuKernels(Generic[Owner]):
         self.resume_row(op, seconds, began, delay)
 
     def resume_row(self, op: int, seconds: float, began: float, delay: float) -> None:
-        """Let `op`, which takes `seconds` from the time `began`, be the one that ends after `delay`."""
+        """Let `op`, which has `seconds` of work from the time `began`, be the one that ends after `delay`."""
         self._ops, self._remaining, self._last_change = [op], [seconds], began
         self._is_early = False
         self.ticket = ticket = self.ticket + 1

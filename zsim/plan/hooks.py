@@ -108,9 +108,11 @@ class Hooks:
     def forget_forward(self) -> None:
         """Forget the order of a forward, as no backward follows it."""
 
-    def keep_gathered(self) -> int:
-        """Start with what forwards without a backward leave gathered for the next. Returns its bytes."""
-        return 0
+    def keep_gathered(self) -> list[Memory]:
+        """Start with what forwards without a backward leave for the next: gathered parameters, and shards
+        over fewer ranks. Returns their memory.
+        """
+        return []
 
     # -- backward of one micro-batch ----------------------------------------------------------------------
 

@@ -361,7 +361,7 @@ def plan_rank(
             hooks = hooks_of_stage[number]
             is_copy = model.training.reference == "copy"
             hooks.reference = framework.make(stage.frozen_stage(), strategy) if is_copy else hooks
-            gathered += [Memory("buffers", hooks.reference.keep_gathered())] if is_copy else []
+            gathered += hooks.reference.keep_gathered() if is_copy else []
     messenger = runtime.messenger(builder, stages, model.pipeline_ranks, rank) if is_pipeline else None
     run_actions(builder, hooks_of_stage, steps, messenger, runtime)
     all_hooks = list(hooks_of_stage.values())

@@ -147,8 +147,8 @@ class Stage:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of a message, which has those of a reference in one tensor with the model's."""
-        return self.message_bytes * (1 if self.training.reference is None else 2)
+        """Bytes of a message, which has the outputs of all forwards of a micro-batch in one tensor."""
+        return self.message_bytes * (1 + self.training.num_reference_forwards)
 
     @property
     def message_dtype(self) -> str:

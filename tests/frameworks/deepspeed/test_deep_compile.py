@@ -209,6 +209,24 @@ def test_parameters_on_the_gpu_are_not_moved_and_not_gathered_ahead() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "moment"),
+    [
+        ({}, ", after the fifth step, "),
+        ({"block": {"offload_opt_states": True}}, ", after the first step, "),
+        ({"block": {"offload_parameters": True}}, ""),
+        ({"stage": 2}, ""),
+    ],
+)
+def test_a_note_says_that_the_script_compiles_and_when_passes_run(
+    changes: dict[str, Any], moment: str
+) -> None:
+    notes = [note for note in job(**changes).strategy.notes if "engine.compile()" in note]
+    assert len(notes) == 1
+    assert notes[0].partition("engine.compile()")[2].startswith(moment)
+    assert moment or notes[0].endswith("engine.compile()")
+
+
+@pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"stage": 2, "optimizer": "Muon"}, "DeepCompile with Muon before stage 3"),

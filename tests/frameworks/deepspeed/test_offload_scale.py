@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from zsim import Experiment
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
 from zsim.plan.ops import Plan
@@ -158,12 +158,15 @@ def test_sums_cannot_be_left_out_where_there_are_none_or_they_are_needed(
 
 
 def test_tiles_that_make_too_many_parameters_are_refused() -> None:
-    """Tiles of 8 weights make 38,916 parameters of a block of Qwen3-8B, and a plan of hours."""
-    experiment = Experiment(
-        model="qwen3-8b",
-        cluster="dgx-h100",
-        gpus=2,
-        strategy={"kind": "deepspeed", "stage": 3, "tile_numel": 8},
-    )
-    with pytest.raises(InputError, match="38,916 parameters; expected larger tiles, with at most 300"):
-        resolve(experiment)
+    """Tiles of 8 weights make 38,916 parameters of each of Qwen3-8B's 36 blocks, and a plan of hours. Tiles
+    of 700,000 make 2 x 24 + 2 x 6 + 3 x 84 and two norms of each of Llama-3-8B's 32, which take seconds.
+    """
+
+    def experiment(model: str, numel: int) -> Experiment:
+        strategy = {"kind": "deepspeed", "stage": 3, "tile_numel": numel}
+        return Experiment(model=model, cluster="dgx-h100", gpus=2, strategy=strategy)
+
+    with pytest.raises(NotSimulatedError, match="1,400,976 parameters; zsim simulates at most 20,000"):
+        resolve(experiment("qwen3-8b", 8))
+    blocks = resolve(experiment("llama-3-8b", 700_000)).model.blocks
+    assert sum(len(module.parameters) for block in blocks for module in block.modules) == 32 * 314

@@ -21,7 +21,7 @@ from zsim.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
 from zsim.frameworks.deepspeed.stage3.zenflow import selected_elements
 from zsim.plan.checks import check_plan
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Collective, Copy, HostWork, Op, Plan
+from zsim.plan.ops import Collective, Copy, HostWork, Kernels, Op, Plan
 from zsim.specs.experiment.resolve import resolve
 
 N = 124_439_808
@@ -192,6 +192,18 @@ def test_stage_3_keeps_the_selected_moments_of_its_shard_alone() -> None:
     ]
     assert len([size for size in moments if size]) == 1
     assert sum(moments) == pytest.approx(4 * SELECTED / GPUS, rel=0.03)
+
+
+def test_stage_3_selects_nothing_of_frozen_weights() -> None:
+    """A pair of LoRA on each of 12 products. Of 768 columns of 8 elements 76 are selected, of 8 columns of
+    2304 one: 608 + 2304 = 2912 elements, a quarter of them on each rank.
+    """
+    found = of_stage_3(training={"lora": {"rank": 8, "targets": ["c_attn"]}})
+    moments = [m.bytes for m in found.resident if m.category == "optimizer_states" and m.device == "gpu"]
+    assert sum(moments) == 4 * 12 * 2912 // 4
+    put = next(op for op in found.ops if op.name == "put kept weights back")
+    assert isinstance(put.work, Kernels)
+    assert sum(kernel.launches for kernel in put.work.kernels) == 12 * 2
 
 
 def test_stage_3_copies_every_matrix_gradient_once_more_in_each_iteration() -> None:

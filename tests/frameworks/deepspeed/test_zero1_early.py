@@ -11,6 +11,7 @@ from zsim.errors import InputError
 from zsim.plan.checks import check_plan
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 
 N = 124_439_808  # GPT-2's parameters, which four ranks share equally
@@ -18,13 +19,19 @@ TENSORS = 148  # 12 blocks of 12, two embeddings, a norm's two
 GPUS = 4
 
 
-def plan_of(*, steps: int = 1, early: bool = True, precision: str = "fp16", **zero: Any) -> Plan:
+def job_of(
+    *, steps: int = 1, early: bool = True, precision: str = "fp16", version: str = "0.10.3", **zero: Any
+) -> Job:
     config = {precision: {"enabled": True}, "zero_optimization": {"stage": 1, **zero}}
     table = {"sequence_length": 256, "micro_batch_size": 1, "gradient_accumulation_steps": steps}
-    strategy = {"kind": "deepspeed", "version": "0.10.3", "config": config, "scatters_after_backward": early}
+    strategy = {"kind": "deepspeed", "version": version, "config": config, "scatters_after_backward": early}
     cluster = "dgx-a100-40gb"
     experiment = zsim.Experiment(model="gpt2", cluster=cluster, gpus=GPUS, training=table, strategy=strategy)
-    return make_plan(resolve(experiment))
+    return resolve(experiment)
+
+
+def plan_of(**changes: Any) -> Plan:
+    return make_plan(job_of(**changes))
 
 
 def calls(found: Plan, kind: str) -> list[int]:
@@ -46,13 +53,23 @@ def test_all_gradients_are_scattered_once_after_the_last_backward(steps: int) ->
     check_plan(found)
 
 
-def test_intervals_have_a_bucket_each_and_the_last_is_padded() -> None:
-    """50 million elements: 12.5 million a rank. A rank's 31,109,952 are three intervals of 37.5 million."""
+def test_an_interval_less_is_taken_where_it_pads_less() -> None:
+    """Three intervals of 5e7 pad 25,560,192 elements, two only N / 8 = 15,554,976, by which they become
+    longer: 65,554,976, of which each of four ranks has 16,388,744.
+    """
     found = plan_of(reduce_bucket_size=50_000_000)
-    assert calls(found, "reduce_scatter") == [100_000_000] * 3
-    assert calls(found, "all_gather") == [100_000_000] * 3
-    assert sum(m.bytes for m in found.resident if m.category == "parameters") == 3 * 100_000_000
+    assert calls(found, "reduce_scatter") == [131_109_952] * 2
+    assert calls(found, "all_gather") == [131_109_952] * 2
+    assert sum(m.bytes for m in found.resident if m.category == "parameters") == 2 * 131_109_952
     check_plan(found)
+
+
+def test_intervals_have_a_bucket_each_where_that_pads_less() -> None:
+    """Three intervals of 42 million pad 1,560,192 elements, fewer than the 15,554,976 that two would be
+    longer by.
+    """
+    found = plan_of(reduce_bucket_size=42_000_000)
+    assert calls(found, "reduce_scatter") == calls(found, "all_gather") == [84_000_000] * 3
 
 
 def test_the_host_waits_for_the_sum_and_the_norm_of_every_gradient() -> None:
@@ -74,13 +91,22 @@ def test_it_copies_all_gradients_twice_where_stage_2_copies_none() -> None:
     assert moved["average own part"] == 4 * N // GPUS
 
 
+@pytest.mark.parametrize("version", ["0.10.3", "0.19.8"])
+def test_torch_copies_the_parts_out_of_every_gather(version: str) -> None:
+    """Whatever the release whose other behaviour applies. The parts were cut before the first step."""
+    names = [op.name for op in plan_of(version=version, reduce_bucket_size=50_000_000).ops]
+    assert names.count("all_gather parameters") == names.count("copy parameters out") == 2
+    assert "slice parameters" not in names
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"precision": "bf16"}, "found true with bf16, of which DeepSpeed before 0.4 has no ZeRO"),
         ({"offload_optimizer": {"device": "cpu"}}, "found true with offload_optimizer"),
+        ({"reduce_bucket_size": 3}, "reduce_bucket_size: found 3 with 4 data-parallel ranks"),
     ],
 )
 def test_what_it_had_not_is_an_error(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        plan_of(**changes)
+        job_of(**changes)

@@ -125,8 +125,8 @@ def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationC
     if is_fused and is_gated and name in _CLAMPED_GATED:
         base_cost = _CLAMPED_GATED[name]
         return ActivationCost(
-            _add_fused_gate(base_cost.forward, FUSED_GATED.forward),
-            _add_fused_gate(base_cost.backward, FUSED_GATED.backward),
+            _add_passes(base_cost.forward, FUSED_GATED.forward),
+            _add_passes(base_cost.backward, FUSED_GATED.backward),
             base_cost.saved + FUSED_GATED.saved,
         )
     if is_fused:
@@ -158,8 +158,8 @@ def activation_cost_of(
     if is_scored:
         eager, score = activation_cost(name, is_gated=is_gated, is_fused=False), _SCORE_PRODUCT
         return ActivationCost(
-            _add_fused_gate(eager.forward, score.forward),
-            _add_fused_gate(eager.backward, score.backward),
+            _add_passes(eager.forward, score.forward),
+            _add_passes(eager.backward, score.backward),
             eager.saved + score.saved,
         )
     if options.layers.splits_gates and is_gated:
@@ -169,8 +169,10 @@ def activation_cost_of(
     return activation_cost(name, is_gated=is_gated, is_fused=options.fuses_kernels)
 
 
-def _add_fused_gate(passes: Passes, fused: Passes) -> Passes:
-    return replace(passes, tensors=passes.tensors + fused.tensors, launches=passes.launches + fused.launches)
+def _add_passes(passes: Passes, others: Passes) -> Passes:
+    return replace(
+        passes, tensors=passes.tensors + others.tensors, launches=passes.launches + others.launches
+    )
 
 
 @dataclass(frozen=True, slots=True)

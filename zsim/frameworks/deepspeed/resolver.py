@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.activation_checkpoints import check_checkpoints, refuse_two_offloads
 from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.autotp import set_tensor_grain, uneven_shards_note
@@ -54,7 +54,7 @@ from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.style import ModelParallelStyle
 
-_MOST_IN_BLOCK = 300  # parameters, of tiles; a thousand in each of 36 blocks take 45 s of a core and more
+_MOST_TILES = 20_000  # parameters of all blocks; 36,000 take 45 s of a core and more
 
 
 class DeepSpeedResolver(FrameworkResolver[DeepSpeedTable, DeepSpeedConfig]):
@@ -74,13 +74,15 @@ class DeepSpeedResolver(FrameworkResolver[DeepSpeedTable, DeepSpeedConfig]):
     ) -> ExtendedModel:
         if table.tile_numel is not None:
             model = tile_linears(model, table.tile_numel)
-            most = max(
-                sum(len(module.parameters) for module in block.modules) for block in model.unique_blocks
-            )
-            if most > _MOST_IN_BLOCK:
-                raise InputError(
-                    f"strategy.tile_numel: found {table.tile_numel:,}, with which a block has {most:,} "
-                    f"parameters; expected larger tiles, with at most {_MOST_IN_BLOCK:,} in a block"
+            numbers = {
+                id(block): sum(len(module.parameters) for module in block.modules)
+                for block in model.unique_blocks
+            }
+            number = sum(numbers[id(block)] for block in model.blocks)
+            if number > _MOST_TILES:
+                raise NotSimulatedError(
+                    f"strategy.tile_numel: found {table.tile_numel:,}, with which the blocks have {number:,} "
+                    f"parameters; zsim simulates at most {_MOST_TILES:,}, with larger tiles"
                 )
         return ExtendedModel(model, parallelism)
 
@@ -181,9 +183,11 @@ def _resolve_json(
     for key, stage in (("fetches_one_by_one", 3), ("scatters_after_backward", 1)):
         if getattr(table, key) and resolved.stage != stage and key in table.model_fields_set:
             raise InputError(
-                f"strategy.{key}: found true with stage {resolved.stage}, which does not change; expected "
-                f"stage {stage}"
+                f"strategy.{key}: found true with stage {resolved.stage}, which has no such schedule; "
+                f"expected stage {stage}"
             )
+    if table.scatters_after_backward and resolved.stage == 1:
+        _check_first_stage_1(resolved, replicas * parallelism.context, parallelism)
     if resolved.deep_compile is not None:
         check_deep_compile(resolved, parallelism)
         capacity = min(gpu.memory.capacity for gpu in cluster.gpus)
@@ -195,6 +199,29 @@ def _resolve_json(
         fetches_one_by_one=table.fetches_one_by_one and resolved.stage == 3,
         scatters_after_backward=table.scatters_after_backward and resolved.stage == 1,
     )
+
+
+def _check_first_stage_1(config: DeepSpeedConfig, ranks: int, parallelism: ParallelismConfig) -> None:
+    """Raises InputError for what stage 1 before DeepSpeed 0.4 lacks, and for the assertion of
+    `flatten_dense_tensors_sub_partition_aligned`."""
+    where = "strategy.scatters_after_backward: found true with"
+    if config.precision != "fp16":
+        raise InputError(
+            f"{where} {config.precision}, of which DeepSpeed before 0.4 has no ZeRO; expected fp16"
+        )
+    if config.zero.offload_optimizer is not None:
+        raise InputError(f"{where} offload_optimizer, which the first stage 1 lacks; expected it left out")
+    if parallelism.experts.ranks > 1:
+        raise InputError(
+            f"{where} experts that other ranks have, which the first stage 1 lacks; expected "
+            "parallelism.expert 1"
+        )
+    bucket = config.zero.reduce_bucket_size
+    if bucket < ranks:
+        raise InputError(
+            f"{config.name}: zero_optimization.reduce_bucket_size: found {bucket:,} with {ranks:,} "
+            f"data-parallel ranks, of which each has a part; expected at least {ranks:,}"
+        )
 
 
 def _num_checkpoints(training: TrainingTable, model: ModelSpec) -> int:

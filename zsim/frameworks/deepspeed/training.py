@@ -102,6 +102,11 @@ class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
                 f"{where}: zsim does not simulate two forwards of one engine with ZeRO stage 3, whose order "
                 'of modules they break; expected "copy", or stage 0 to 2'
             )
+        if config.deep_compile is not None:
+            raise NotSimulatedError(
+                f"{where}: zsim does not simulate a copy that DeepCompile gathers; expected "
+                "compile.deepcompile left out, or stage 1 or 2"
+            )
         if config.zero.offload_param is not None:
             raise NotSimulatedError(
                 f"{where}: zsim does not simulate a reference whose shards are on the host; expected "

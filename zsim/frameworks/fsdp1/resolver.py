@@ -37,7 +37,7 @@ class Fsdp1Resolver(FrameworkResolver[Fsdp1Table, Fsdp1Config]):
 def _resolve_fsdp1(request: StrategyRequest[Fsdp1Table, Fsdp1Config], num_nodes: int) -> Fsdp1Config:
     """The table with its defaults. Adapters are units of their own unless the table says otherwise, as
     transformers' Trainer (4.39 and later, `_fsdp_qlora_plugin_updates`) and torchtune
-    (`lora_fsdp_wrap_policy`) wrap them.
+    (`lora_fsdp_wrap_policy`, up to 0.4) wrap them.
     """
     table = request.table
     is_hybrid = "HYBRID" in table.sharding_strategy

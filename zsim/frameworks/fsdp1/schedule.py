@@ -242,12 +242,12 @@ class Fsdp1Schedule(Hooks):
             handle.is_in_backward = handle.is_prefetched = handle.needs_pre_backward_unshard = False
             handle.post_forward_index = -1
 
-    def keep_gathered(self) -> int:
+    def keep_gathered(self) -> list[Memory]:
         is_kept = self.strategy.sharding_strategy not in _RESHARDS_AFTER_FORWARD
         unsharded = [unit for unit in self.units if self.is_sharded and (is_kept or unit.is_root)]
         for unit in unsharded:
             self.handles[unit.path].is_unsharded = True
-        return sum(unit.padded_numel * unit.types.param_bytes for unit in unsharded)
+        return [Memory("buffers", sum(unit.padded_numel * unit.types.param_bytes for unit in unsharded))]
 
     def _pre_forward(self, unit: FlatUnit) -> None:
         """_pre_forward with _pre_forward_unshard, skipped when the unit is recomputed in its backward."""

@@ -76,6 +76,7 @@ class Fsdp2Schedule(Hooks):
         self._scheduled_unshards: list[ParamGroup] = []  # unsharded by the schedule, and not waited for yet
         self._is_syncing = self._reshards = self._all_reduces = True
         self._tied_bytes = 0
+        self._keeps_post_forward = False  # no backward drops shards over the smaller groups
 
     def action_state(self, micro_batch: int) -> Hashable | None:
         """The groups that are gathered, their order, and the gradients that they have. None where an event of
@@ -199,11 +200,15 @@ class Fsdp2Schedule(Hooks):
         else:
             self._wait_all_gather_streams_on_event(copy_out)
             builder.free("buffers", state.all_gather_bytes, owner=group.name, part=_GATHERED)
-        if state.is_sharded_post_forward:
+        if state.is_sharded_post_forward and not self._is_shard_resident(group):
             size = group.post_forward_shard_bytes(self.strategy.param_dtype)
             builder.free("buffers", size, owner=group.name, part=_POST_FORWARD)
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
+
+    def _is_shard_resident(self, group: ParamGroup) -> bool:
+        """Whether a forward's shard over the smaller group is there until the next forward's."""
+        return self._keeps_post_forward or not group.has_backward
 
     def _parameter_sizes(self, group: ParamGroup, ranks: int) -> tuple[int, ...]:
         """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
@@ -245,7 +250,7 @@ class Fsdp2Schedule(Hooks):
             state.reshard_event = builder.kernels(
                 f"reshard {group.name}", move_kernels(shard_bytes, shard_bytes), module=group.name
             )
-            if not group.has_backward:  # the last forward's
+            if self._is_shard_resident(group):  # the last forward's
                 builder.free("buffers", shard_bytes, owner=group.name, part=_POST_FORWARD)
         builder.free("buffers", self._unsharded_bytes(group), owner=group.name, part=_PARAMETERS)
         state.is_unsharded = False
@@ -302,11 +307,17 @@ class Fsdp2Schedule(Hooks):
         for state in self.states.values():
             state.post_forward_indices.clear()
 
-    def keep_gathered(self) -> int:
-        unsharded = [group for group in self.units if not group.reshards_after_forward]
-        for group in unsharded:
-            self.states[group.name].is_unsharded = True
-        return sum(self._unsharded_bytes(group) for group in unsharded)
+    def keep_gathered(self) -> list[Memory]:
+        self._keeps_post_forward = True
+        size = 0
+        for group in self.units:
+            if not group.reshards_after_forward:
+                self.states[group.name].is_unsharded = True
+                size += self._unsharded_bytes(group)
+            elif group.post_forward is not None and group.post_forward.size > 1:
+                self.states[group.name].is_sharded_post_forward = True
+                size += group.post_forward_shard_bytes(self.strategy.param_dtype)
+        return [Memory("buffers", size)]
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         """Under a schedule that unshards, reshards and reduces, backward neither reshards nor reduces."""

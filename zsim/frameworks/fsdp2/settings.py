@@ -19,7 +19,7 @@ class Fsdp2Table(FsdpTable):
     wrapping: str = Field(
         default="torchtitan",
         description='what is a unit: "torchtitan" or "huggingface" (a block, and the rest), or '
-        '"size:N" elements',
+        '"blocks:N", so many blocks',
     )
     reshard_after_forward: StrictBool | Count | None = Field(
         default=None,

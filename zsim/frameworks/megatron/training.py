@@ -79,7 +79,7 @@ class MegatronTraining(FrameworkTraining[MegatronTable, MegatronConfig]):
         for key, is_on in (
             ("fsdp_sharding", table.fsdp_sharding is not None),
             ("overlap_expert_parallel", table.overlap_expert_parallel),
-            ("engine", table.engine == "nanotron"),
+            ("engine 'nanotron'", table.engine == "nanotron"),
             ("cuda_graph", bool(table.cuda_graph)),
         ):
             if is_on:

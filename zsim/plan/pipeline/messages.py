@@ -6,6 +6,12 @@ received gradient is the gradient of the residual stream. An output is kept unti
 framework empties it then (`deallocate_pipeline_outputs`, which Megatron-Core's command line always sets),
 else until its backward (`fwd_cache` of torch 2.13 distributed/pipelining/stage.py). Stages of one rank that
 follow each other hand their tensors over without a message.
+
+# [Note: messages of several forwards]
+Where a reference runs too, a message has the outputs of all forwards. Each reads its part of what was
+received, and the model's part, which is kept, keeps all of it until the backward that it is for. The gradient
+comes and goes in such tensors too (ms-swift 4.6 megatron/trainers: `torch.concat` of the outputs, slices of
+the input, whose backward fills a tensor of the whole input).
 """
 
 from __future__ import annotations
@@ -54,7 +60,7 @@ class Messenger:
         """Wait for the input, which the stage's first module takes over."""
         if not self.stages[stage].is_first and not self._is_local(stage, -1):
             self._wait(Action("RECV_F", stage, micro_batch))
-            self._allocate(-1, input_of(stage), stage, micro_batch)
+            self._allocate(-1, input_of(stage), stage, micro_batch, self.stages[stage].message_bytes)
 
     def post_forward(self, stage: int, micro_batch: int) -> None:
         """Allocate the output."""
@@ -75,7 +81,16 @@ class Messenger:
         """The backward that computes the input's gradient begins."""
 
     def end_gradients(self, stage: int, micro_batch: int) -> None:
-        """The backward that computes the input's gradient has ended."""
+        """The backward that computes the input's gradient has ended: see
+        [Note: messages of several forwards].
+        """
+        current = self.stages[stage]
+        others = current.sent_bytes - current.message_bytes
+        if not current.is_last and not self._is_local(stage, 1):
+            self._allocate(-1, RESIDUAL, stage, micro_batch, others)
+        if not current.is_first and not self._is_local(stage, -1):
+            self._allocate(-1, input_of(stage), stage, micro_batch, others)
+            self._allocate(1, RESIDUAL, stage, micro_batch, others)
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -179,7 +194,7 @@ class Messenger:
     ) -> None:
         """Allocate (`sign` 1) or free (-1) `size` bytes of a micro-batch, those of a message if None."""
         number = 0 if micro_batch is None else micro_batch
-        count = self.stages[stage].message_bytes if size is None else size
+        count = self.stages[stage].sent_bytes if size is None else size
         self.builder.activations(sign * count, owner, number)
 
 

@@ -153,8 +153,7 @@ def _run_action(
         if kind == "F":
             if messenger is not None:
                 messenger.pre_forward(stage, micro_batch)
-            training = hooks.stage.workload.training
-            num_others = 0 if training.reference is None else training.reference_forwards
+            num_others = hooks.stage.training.num_reference_forwards
             forward = partial(_run_forwards, walk, num_others) if num_others else walk.forward
             loops.issue((kind, stage), hooks, micro_batch, forward)
             if messenger is not None:

@@ -98,8 +98,6 @@ def _read_fsdp1(file: TrainingFile, keys: Mapping[str, Any]) -> None:
             file.note(
                 "fsdp_activation_checkpointing: blocks are simulated as checkpointed, not wrapped modules"
             )
-    else:
-        settings["strategy.wrapping"] = "huggingface"
 
 
 def _read_fsdp2(file: TrainingFile, keys: Mapping[str, Any], parallelism: Mapping[str, Any]) -> None:

@@ -125,7 +125,7 @@ def _read_sharding(keys: FileValues) -> None:
         "fsdp_config.limit_all_gathers", "fsdp_config.activation_checkpointing",
     )  # fmt: skip
     _read_types(keys)
-    file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
+    file.defaults["strategy.no_sync"] = False
     if settings.get("training.activation_checkpointing") == "full":
         settings["training.checkpoint_is_reentrant"] = keys.get(
             "fsdp_config.activation_checkpointing_reentrant", True

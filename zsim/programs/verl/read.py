@@ -287,7 +287,9 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
         "strategy.reduce_dtype": "fp32",
         "training.optimizer_implementation": "foreach",
     }
-    keys.file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
+    keys.file.defaults["strategy.no_sync"] = False
+    if strategy == "fsdp2":
+        keys.file.defaults["strategy.wrapping"] = "huggingface"
     keys.read(f"{FSDP}.model_dtype", f"{MODEL}.enable_gradient_checkpointing")
     keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
     size = keys.get(f"{FSDP}.fsdp_size", -1)
@@ -423,7 +425,9 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "strategy.reduce_dtype": "fp32",
     }
     file.global_batch_size = keys.count("data.train_batch_size", 256)
-    file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
+    file.defaults["strategy.no_sync"] = False
+    if settings["strategy.kind"] == "fsdp2":
+        file.defaults["strategy.wrapping"] = "huggingface"
     file.epochs = keys.count("trainer.total_epochs", 4)
     keys.read("model.fsdp_config.model_dtype")
     offloads = keys.get("model.fsdp_config.offload_params", False)

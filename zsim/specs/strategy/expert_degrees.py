@@ -122,16 +122,16 @@ def _apply_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: 
 def assume_loads(split: ExpertSplit, experts: Experts, end: End = "typical") -> ExpertSplit:
     """The split with the loads of `presets/expert_spreads.toml`, at one end of what was seen.
 
-    Experts that are padded to the fullest have at most the rows of every token, typically those of a run's
-    first steps, and at least those of a router that is trained. The split is returned unchanged where there
-    are no ranks among which loads could differ and no rows that are left out or padded.
+    Experts that are padded to the fullest have the rows that it has under a trained router, at the high end
+    those of a run's first steps. The split is returned unchanged where there are no ranks among which loads
+    could differ and no rows that are left out or padded.
     """
     spreads, num_experts = load_expert_spreads(), experts.num_experts
     deviation = spreads.interpolate_deviation(num_experts, end)
     if split.library.pads_to_fullest:
         trained, most = assumed_load(num_experts, num_experts, deviation), num_experts / experts.top_k
-        share = 1.0 if end == "high" else 0.0 if end == "low" else spreads.first_steps.share_of_tokens
-        return replace(split, padding=min(most, max(trained, share * most)), deviation=deviation)
+        first = spreads.first_steps.share_of_tokens * most if end == "high" else 0.0
+        return replace(split, padding=min(most, max(trained, first)), deviation=deviation)
     if split.ranks == 1 and split.capacity_factor is None:
         return split
     room = None if split.pads_to_capacity else split.capacity_factor
@@ -150,8 +150,8 @@ def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
     if split.library.pads_to_fullest:
         return (
             f"every expert is padded to the fullest's rows, which are taken to be {split.padding:.2f} times "
-            f"the mean, as in the first steps from random weights ({low.padding:.2f} where the router is "
-            f"trained, {high.padding:.2f} at most); parallelism.expert_imbalance says another"
+            f"the mean, as where the router is trained; in the first steps from random weights they may be "
+            f"{high.padding:.2f} times: parallelism.expert_imbalance"
         )
     if split.ranks == 1:
         return None

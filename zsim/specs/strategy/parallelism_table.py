@@ -99,7 +99,8 @@ class ParallelismTable(BaseModel):
     ) = Field(
         default=None,
         description="rows of the fullest rank over the mean, 1 where balance is forced; a load per rank; the "
-        "name of a published spread; or 'seed:N'; left out: as measured of routers with so many experts",
+        "name of a published spread; or 'seed:N'; left out: as measured of routers with so many experts, or "
+        "of padded experts in a run's first steps",
     )
     expert_padding: bool = Field(
         default=False,

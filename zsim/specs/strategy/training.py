@@ -143,5 +143,10 @@ class TrainingConfig:
         return "none" if is_skipped else self.activation_checkpointing
 
     @property
+    def num_reference_forwards(self) -> int:
+        """Forwards of a micro-batch besides the trained model's."""
+        return 0 if self.reference is None else self.reference_forwards
+
+    @property
     def micro_batch_tokens(self) -> int:
         return self.sequence_length * self.micro_batch_size

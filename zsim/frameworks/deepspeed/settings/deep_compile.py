@@ -18,6 +18,11 @@ _SINCE = (0, 19, 5)  # the first release whose passes are those of 0.19.6
 _STAGE = 3
 # of the GPU's memory, which no pass fills (`MARGIN` of prefetch.py and offload_adam_states.py)
 _MARGIN, _STATES_MARGIN = 0.1, 0.2
+_MOMENTS = {
+    "gathers": ", after the fifth step, from which on gathers are issued ahead and parameters stay gathered "
+    "as memory allows",
+    "states": ", after the first step, from which on optimizer states leave the GPU as memory requires",
+}
 _SWITCHES = {
     "offload_activation": "DeepCompile's activations on the host",
     "free_activation": "DeepCompile's activations that are freed early",
@@ -114,15 +119,12 @@ def deep_compile_notes(where: str, block: CompileBlock | None, zero: ZeroConfig)
         if zero.stage < _STAGE and getattr(block, key)
     ]
     if deep_compile.moves == "parameters":
-        return [
+        notes.append(
             f"{where}: compile.offload_parameters: moves no parameter that offload_param has not put into "
             "host memory, and takes the place of the passes that issue gathers ahead"
-        ]
-    when = "fifth step, from which on gathers are issued ahead and parameters stay gathered as memory allows"
-    if deep_compile.moves == "states":
-        when = "first step, from which on optimizer states leave the GPU as memory requires"
+        )
+    moment = _MOMENTS.get(deep_compile.moves, "") if zero.stage == _STAGE else ""
     return [
         *notes,
-        f"{where}: compile.deepcompile: simulated as a script runs that calls engine.compile(), at stage 3 "
-        f"after the {when}",
+        f"{where}: compile.deepcompile: simulated as a script runs that calls engine.compile(){moment}",
     ]

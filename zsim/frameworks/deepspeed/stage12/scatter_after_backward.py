@@ -4,7 +4,7 @@ Transcribed from DeepSpeed 0.3.8 `runtime/zero/stage1.py` (FP16_DeepSpeedZeroOpt
 `runtime/utils.py`. Pull request 1042 of 0.4 replaced it by what stage 2 does.
 
 # [Note: sub-partitions]
-The flat parameters are cut into intervals of at most `reduce_bucket_size` elements, and each interval into a
+The flat parameters are cut into intervals of about `reduce_bucket_size` elements, and each interval into a
 part for every rank. At the end of the last backward every rank copies all gradients into the parts of all
 ranks, tensor by tensor. Each interval is one reduce-scatter of a list of parts, which torch copies into one
 tensor, and one all-gather in the step, from which it copies the parts. The reduced part is copied back into
@@ -18,47 +18,44 @@ reduced.
 from __future__ import annotations
 
 from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
-from zsim.errors import InputError
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow
 from zsim.frameworks.deepspeed.optimizer_groups import OptimizerGroup
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage12.partition_owners import FlatGroup
 from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
 from zsim.plan.builder import COMPUTE, read_scalar
-from zsim.plan.stage import Stage
 
 
 class ScatterAfterBackwardSchedule(Zero12Schedule):
     """Hooks of the first stage 1. See [Note: sub-partitions]."""
 
-    def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
-        where = "strategy.scatters_after_backward: found true with"
-        if config.precision != "fp16":
-            raise InputError(
-                f"{where} {config.precision}, of which DeepSpeed before 0.4 has no ZeRO; expected fp16"
-            )
-        if config.zero.offload_optimizer is not None or stage.parallelism.experts.ranks > 1:
-            raise InputError(
-                f"{where} offload_optimizer or experts that other ranks have, which the first stage 1 has not"
-            )
-        super().__init__(stage, config)
-
     def _flatten(self, group: OptimizerGroup) -> FlatGroup:
         """Padded to whole intervals (`flatten_dense_tensors_sub_partition_aligned`)."""
         ranks = group.group.size
-        shard = sum(self._interval_numels(-(-group.numel // ranks), ranks))
+        shard = sum(self._interval_numels(group.numel, ranks))
         return FlatGroup(group.numels, ranks, shard, is_round_robin=False, group=group.group.name)
 
-    def _interval_numels(self, shard_numel: int, ranks: int) -> list[int]:
-        """A rank's elements of each interval."""
-        largest = self.zero.reduce_bucket_size // ranks
-        if shard_numel <= largest:
-            return [shard_numel]
-        return [largest] * -(-shard_numel // largest)
+    def _interval_numels(self, numel: int, ranks: int) -> list[int]:
+        """A rank's elements of each interval of a group of `numel`: of a bucket, or of larger ones where one
+        interval less takes less padding (`best_max_elems_per_comm`).
+        """
+        bucket, shard = self.zero.reduce_bucket_size, -(-numel // ranks)
+        num_full = numel // bucket
+        if num_full:
+            increase = -(-numel // (ranks * num_full))
+            bucket += increase if -numel % bucket > increase else 0
+        largest = bucket // ranks
+        return [shard] if shard <= largest else [largest] * -(-shard // largest)
 
     @property
     def _num_buffers(self) -> int:
         return 0
+
+    @property
+    def _copies_parts(self) -> bool:
+        return True
+
+    def _slice_parameters(self, ranks: int) -> None:
+        """The parts were cut when the optimizer was made."""
 
     @property
     def _reduces_in_backward(self) -> bool:
@@ -73,7 +70,7 @@ class ScatterAfterBackwardSchedule(Zero12Schedule):
     def _scatter(self, flat: FlatGroup) -> None:
         builder, ranks, dtype = self.builder, flat.world_size, self.config.param_dtype
         size, num_tensors = flat.shard_numel * ranks * self.param_bytes, len(flat.numels)
-        intervals = self._interval_numels(flat.shard_numel, ranks)
+        intervals = self._gather_sizes(flat)
         num_parts = num_tensors + ranks * len(intervals)
         builder.allocate("buffers", size)
         builder.move(
@@ -114,4 +111,4 @@ class ScatterAfterBackwardSchedule(Zero12Schedule):
         self._gather_parameters()
 
     def _gather_sizes(self, flat: FlatGroup) -> list[int]:
-        return self._interval_numels(flat.shard_numel, flat.world_size)
+        return self._interval_numels(sum(flat.numels.values()), flat.world_size)

@@ -355,19 +355,26 @@ class Zero12Schedule(DeepSpeedEngine):
             if flat.world_size > 1:
                 self._gather_group(flat)
 
-    def _gather_group(self, flat: FlatGroup) -> None:
-        """Gather in one call. Before 0.12.4 it is one call per `allgather_bucket_size` elements, into a list
-        of all ranks' parts, to which NCCL's process group copies from a temporary tensor.
+    @property
+    def _copies_parts(self) -> bool:
+        """Whether a gather's output is a list of all ranks' parts, to which NCCL's process group copies from
+        a temporary tensor.
         """
+        return self._release.gathers_step_in_buckets
+
+    def _slice_parameters(self, ranks: int) -> None:
+        """Cut the list of parts that a gather takes: narrow and detach of each."""
+        if self._copies_parts:
+            self.builder.host("slice parameters", overhead="deepspeed_part", events=2 * ranks)
+
+    def _gather_group(self, flat: FlatGroup) -> None:
+        """Gather in one call. Before 0.12.4 it is one call per `allgather_bucket_size` elements."""
         builder, ranks = self.builder, flat.world_size
-        is_in_buckets = self._release.gathers_step_in_buckets
         for shard in self._gather_sizes(flat):
             size = shard * ranks * self.param_bytes
-            copied_bytes = size if is_in_buckets else 0
-            if copied_bytes:
-                num_slices = 2 * ranks  # narrow, detach
-                builder.host("slice parameters", overhead="deepspeed_part", events=num_slices)
-                builder.allocate("buffers", copied_bytes)
+            copied_bytes = size if self._copies_parts else 0
+            self._slice_parameters(ranks)
+            builder.allocate("buffers", copied_bytes)
             builder.collective(
                 "all_gather", size, self.config.param_dtype, flat.group, stream=COMPUTE,
                 name="all_gather parameters",

@@ -104,7 +104,6 @@ class Zero3Schedule(Zero3Gradients):
             else sum(partition_states(self.training, self._group_numel(group), config.optimizer_states_dtype))
             for number, group in enumerate(self.sub_groups)
         )
-        gathered_bytes = self.keep_gathered()
         trained_numel = sum(parameter.trained_shard_numel for parameter in self.trace.parameters)
         states = [
             Memory("gradients", trained_numel * DTYPE_BYTES[config.grad_accum_dtype]),
@@ -112,7 +111,7 @@ class Zero3Schedule(Zero3Gradients):
         ]
         scales = sum(quantisation_bytes(parameter) for _, parameter in self.workload.model.named_parameters())
         states += [Memory("parameters", scales)] if scales else []
-        buffers = [Memory("buffers", gathered_bytes), Memory("buffers", self.bucket_bytes)]
+        buffers = [Memory("buffers", self._persistent_bytes), Memory("buffers", self.bucket_bytes)]
         copies = self.secondary.resident() if self.secondary else []
         errors = self.quantized.resident() if self.quantized else []
         if self.offload is None and self.store.is_on_gpu:
@@ -120,10 +119,16 @@ class Zero3Schedule(Zero3Gradients):
         states = states if self.offload is None else self.offload.resident()
         return [*buffers, *errors, *self.store.resident(), *copies, *states]
 
-    def keep_gathered(self) -> int:
-        """Bytes of the persistent parameters."""
+    @property
+    def _persistent_bytes(self) -> int:
+        """Bytes of the gathered persistent parameters."""
         parameters = self.trace.parameters if self.world_size > 1 else ()
         return sum(p.padded_numel for p in parameters if p.is_persistent) * self.param_bytes
+
+    def keep_gathered(self) -> list[Memory]:
+        """Persistent parameters, and the secondary shards of all others, which no step drops."""
+        copies = [] if self.secondary is None else self.secondary.keep_all()
+        return [Memory("buffers", self._persistent_bytes), *copies]
 
     @property
     def bucket_bytes(self) -> int:

@@ -149,7 +149,8 @@ class ZenFlow3Schedule(Zero3Schedule):
     def optimizer_step(self) -> None:
         super().optimizer_step()
         self.states.hand_over()
-        selected, count = sum(self._selected), len(self._selected)
+        selected = sum(self._selected)
+        count = sum(parameter.is_trained for parameter in self.trace.parameters)
         size = selected * self.param_bytes
         if self.selective.is_offloaded:
             self.builder.allocate("buffers", size)
@@ -164,10 +165,10 @@ class ZenFlow3Schedule(Zero3Schedule):
 def selected_elements(parameter: ZeroParameter, ranks: int, ratio: float) -> int:
     """A rank's selected elements: all of a vector's shard, and of a matrix `ratio` of the columns that are
     whole in a shard, rounded down, at least one, in equal parts for the ranks. 0 where no shard has a whole
-    column.
+    column, and of what is frozen.
     """
-    if len(parameter.shape) != 2:
-        return parameter.shard_numel
+    if len(parameter.shape) != 2 or not parameter.is_trained:
+        return parameter.trained_shard_numel
     length = parameter.shape[0]
     starts = np.minimum(np.arange(ranks) * parameter.shard_numel, parameter.numel)
     ends = np.minimum(starts + parameter.shard_numel, parameter.numel)
@@ -196,7 +197,7 @@ def _check(stage: Stage, config: DeepSpeedConfig, parameters: tuple[ZeroParamete
                 "transposition at stage 3 refuses; expected stage 2, or no zenflow"
             )
         ranks = parameter.padded_numel // parameter.shard_numel
-        if not selected_elements(parameter, ranks, config.zero.zenflow.topk_ratio):
+        if parameter.is_trained and not selected_elements(parameter, ranks, config.zero.zenflow.topk_ratio):
             raise InputError(
                 f"{where}: {parameter.name}: no shard of {parameter.shard_numel:,} elements has a whole "
                 f"column of {parameter.shape[0]:,}, of which DeepSpeed then selects none and fails; expected "

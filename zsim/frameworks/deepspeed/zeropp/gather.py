@@ -108,6 +108,15 @@ class SecondaryShards:
             is_pinned=self.is_pinned, is_blocking=True, module=name,
         )  # fmt: skip
 
+    def keep_all(self) -> list[Memory]:
+        """Start with the secondary shards of all parameters that forwards release. Returns their memory."""
+        if not self._is_refreshed:
+            return self.resident()
+        released = [n for n, parameter in enumerate(self.trace.parameters) if not parameter.is_persistent]
+        self._copied_parameters.update(released)
+        size = sum(map(self.numel, released)) * self.param_bytes
+        return [Memory("parameters", size, self.device, self.is_pinned)]
+
     def drop(self) -> None:
         """_post_step: free the copies, as the weights are new."""
         if self._is_refreshed:
