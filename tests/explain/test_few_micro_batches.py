@@ -44,6 +44,8 @@ def test_a_step_of_which_few_micro_batches_are_simulated_has_the_bubbles_of_the_
         assert own.busy_seconds == pytest.approx(other.busy_seconds, rel=1e-3)
         assert own.peak == other.peak
     assert few.rank == whole.rank
+    rows = (whole.notes, whole.ranks, whole.jobs, whole.gpu_types)
+    assert all(isinstance(each, tuple) for each in rows), "a frozen report would hold what changes"
     assert sum(few.breakdown.seconds.values()) == pytest.approx(few.step_seconds, rel=1e-3)
     assert few.pipeline.drawn_seconds < few.step_seconds
     assert "16 micro-batches, of which 4 are simulated and drawn: bubbles" in schedule_caption(few.pipeline)

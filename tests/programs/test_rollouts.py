@@ -224,6 +224,21 @@ def test_verls_old_log_probabilities_have_micro_batches_of_their_own(
     assert (table.logprob_micro_batch_size, table.logprob_micro_batch_tokens) == expected
 
 
+def test_passes_of_verl_that_are_not_as_the_actors_are_named(tmp_path: Path) -> None:
+    text = VERL.replace(
+        "rollout: {",
+        "rollout: {log_prob_micro_batch_size_per_gpu: 8, log_prob_use_dynamic_bsz: true, ",
+    ).replace("ref: {", "ref: {log_prob_micro_batch_size_per_gpu: 2, ")
+    found = read(verl(tmp_path, text))
+    for words in (
+        "log_prob_use_dynamic_bsz: found True, which is not the actor's",
+        "per_gpu: found 2: the ref",
+    ):
+        assert sum(words in note for note in found.notes) == 1, found.notes
+    same = read(verl(tmp_path, text.replace("use_dynamic_bsz: true", "use_dynamic_bsz: false")))
+    assert not any("log_prob_use_dynamic_bsz" in note for note in same.notes)
+
+
 def test_verls_entropy_has_a_gradient_of_its_own(tmp_path: Path) -> None:
     """A second tensor of 2 bytes a logit beside the gradient of log-probabilities, in micro-batches of 4,096
     tokens with 128,256 words. None with the fused head, nor without a coefficient."""
@@ -296,15 +311,18 @@ def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) 
 
 
 def test_nemo_rls_passes_without_backward_have_micro_batches_of_their_own(tmp_path: Path) -> None:
-    """Four responses, unless the file says otherwise."""
-    assert rollout_of(read(nemo(tmp_path))).logprob_micro_batch_size == 4
-    base = NEMO_BASE.replace("policy:\n", "policy:\n  logprob_batch_size: 2\n")
+    """As large as an update's, of two responses, unless the file says otherwise."""
+    assert rollout_of(read(nemo(tmp_path))).logprob_micro_batch_size == 2
+    base = NEMO_BASE.replace("policy:\n", "policy:\n  logprob_batch_size: 4\n")
+    path = tmp_path / "padded.yaml"
+    path.write_text(base)
+    assert rollout_of(read(str(path))).logprob_micro_batch_size == 4
     path = tmp_path / "packed.yaml"
     path.write_text(
         base.replace("policy:\n", "policy:\n  sequence_packing: {enabled: true, logprob_mb_tokens: 9000}\n")
     )
     table = rollout_of(read(str(path)))
-    assert (table.logprob_micro_batch_size, table.logprob_micro_batch_tokens) == (2, 9000)
+    assert (table.logprob_micro_batch_size, table.logprob_micro_batch_tokens) == (None, 9000)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,28 @@ def test_a_program_that_names_an_engine_keeps_it(folder: Path) -> None:
     assert (found.strategy.kind, found.gpus) == ("deepspeed", 16)
 
 
+@pytest.mark.parametrize("target", ["trl/scripts/dpo.py", "-m trl.scripts.dpo", "-m swift.cli.rlhf"])
+def test_a_json_of_the_launcher_counts_rows_of_pairs(folder: Path, target: str) -> None:
+    """The script's name is the trainer, whose rows are two sequences each."""
+    config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}
+    engine = "distributed_type: DEEPSPEED\nnum_processes: 8\n"
+    engine += "deepspeed_config: {deepspeed_config_file: rows.json}\n"
+    (folder / "rows.yaml").write_text(engine)
+    (folder / "rows.json").write_text(json.dumps({**config, "bf16": {"enabled": True}}))
+    flags = "--per_device_train_batch_size 2 --max_length 1024"
+    flags += " --rlhf_type dpo --torch_dtype bfloat16" if "swift" in target else " --bf16"
+    name = "model" if "swift" in target else "model_name_or_path"
+    flags += f" --{name} meta-llama/Llama-3.1-8B"
+    command = f"accelerate launch --config_file rows.yaml {target} {flags}"
+    found = read(command)
+    assert (found.strategy.kind, found.training.micro_batch_size) == ("deepspeed", 4)
+    assert resolve(found).training.micro_batch_size == 4
+    with pytest.raises(
+        InputError, match=r"rows.json: train_micro_batch_size_per_gpu: found 2, expected .* 3"
+    ):
+        read(command.replace("size 2", "size 3"))
+
+
 def test_accelerates_flags_are_its_file(folder: Path) -> None:
     command = (
         "accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 --offload_optimizer_device cpu"

@@ -245,3 +245,8 @@ def test_other_adapters_of_recipes_are_refused(
     path.write_text(BRIDGE + LORA.replace(*change))
     with pytest.raises(NotSimulatedError, match=sentence):
         read_training_file(str(path))
+    path.write_text(f"{BRIDGE}{LORA}  exclude_modules: [linear_fc2]\n")
+    with pytest.raises(
+        InputError, match=r"peft.exclude_modules: found \['linear_fc2'\] beside target_modules"
+    ):
+        read_training_file(str(path))

@@ -241,9 +241,17 @@ def test_nothing_overlaps_a_gather_of_one_bucket(tmp_path: Path) -> None:
 
 def test_experts_of_nemo_rls_dtensor_are_split_among_ranks(tmp_path: Path) -> None:
     """Automodel keeps what forward gathers, unless `moe_parallelizer` says otherwise."""
-    keys = "expert_parallel_size: 8, automodel_kwargs: {backend: {enable_deepep: true}},"
-    text = POLICY.replace("dtensor_cfg: {enabled: true,", f"dtensor_cfg: {{enabled: true, {keys}")
-    found = read(write(tmp_path, text))
+
+    def dispatched(backend: str) -> Experiment:
+        keys = f"expert_parallel_size: 8, automodel_kwargs: {{backend: {{{backend}}}}},"
+        text = POLICY.replace("dtensor_cfg: {enabled: true,", f"dtensor_cfg: {{enabled: true, {keys}")
+        return read(write(tmp_path, text))
+
+    found = dispatched("enable_deepep: true")
+    assert dispatched("enable_deepep: true, dispatcher: torch").parallelism.dispatcher == "deepep"
+    assert dispatched("dispatcher: hybridep").parallelism.dispatcher == "hybridep"
+    with pytest.raises(NotSimulatedError, match=r"backend\.dispatcher: zsim does not simulate 'uccl'"):
+        dispatched("dispatcher: uccl")
     table = of_kind(found.strategy, Fsdp2Table)
     assert (found.parallelism.expert, found.parallelism.dispatcher) == (8, "deepep")
     assert (table.wrapping, table.reshard_after_forward) == ("torchtitan", False)
@@ -309,6 +317,32 @@ def test_a_file_that_hydra_is_told_is_read(tmp_path: Path) -> None:
     assert launched(command).training.sequence_length == 100 + 400
     missing = launched(command.replace("mine", "none"))
     assert any("--config-name none: not here" in note for note in missing.notes)
+    with pytest.raises(InputError, match=r"ppo_micro_batch_size_per_gpu: missing.*--config-name none: not h"):
+        launched(f"python3 -m verl.trainer.main_ppo --config-path={tmp_path} --config-name=none")
+
+
+def test_the_defaults_of_a_file_that_hydra_is_told_are_read(tmp_path: Path) -> None:
+    """In their order, Megatron's keys of verl's among them. A group of options is named in a note."""
+    (tmp_path / "more.yaml").write_text("data: {max_prompt_length: 100, max_response_length: 300}\n")
+    command = VERL_COMMAND.replace("data.max_prompt_length=512 data.max_response_length=512", "")
+    command += f"--config-path={tmp_path} --config-name=mine"
+
+    def composed(defaults: str) -> Experiment:
+        (tmp_path / "mine.yaml").write_text(f"defaults: {defaults}\ndata: {{max_prompt_length: 200}}\n")
+        return launched(command)
+
+    assert composed("[ppo_trainer, more, _self_]").training.sequence_length == 200 + 300
+    assert composed("[ppo_trainer, _self_, more]").training.sequence_length == 100 + 300
+    assert composed("[ppo_megatron_trainer]").strategy.kind == "megatron"
+    noted = composed("[ppo_trainer, absent, {model: big}]")
+    assert noted.strategy.kind == "fsdp1"
+    for note in ("mine.yaml: defaults: absent: not here", "mine.yaml: defaults: {'model': 'big'}: not read"):
+        assert any(note in each for each in noted.notes)
+    (tmp_path / "run.sh").write_text(command.replace(str(tmp_path), '"$PWD"'))
+    composed("[more]")
+    assert launched(str(tmp_path / "run.sh")).training.sequence_length == 200 + 300
+    with pytest.raises(InputError, match="do not name one another"):
+        composed("[mine]")
 
 
 def test_verls_command_overrides_its_own_files() -> None:
@@ -364,8 +398,16 @@ def test_openrlhfs_dpo_counts_pairs_and_has_a_reference_of_its_own() -> None:
     assert (training.micro_batch_size, training.gradient_accumulation_steps) == (4, 4)
     assert (training.reference, training.cross_entropy) == ("copy", "eager")
     assert not any("model.beta" in note for note in found.notes)
-    with pytest.raises(NotSimulatedError, match=r"ref\.offload: .* a reference of OpenRLHF's on the host"):
-        launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags} --ref.offload")
+    command = f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags}"
+    for flag in ("--ref.offload", "--ref_offload"):
+        with pytest.raises(
+            NotSimulatedError, match=r"ref\.offload: .* a reference of OpenRLHF's on the host"
+        ):
+            launched(f"{command} {flag}")
+    command += " --model.model_name_or_path meta-llama/Llama-3.1-8B --ref.model_name_or_path meta-llama"
+    assert launched(f"{command}/Llama-3.1-8B").training.reference == "copy"
+    with pytest.raises(NotSimulatedError, match=r"ref\.model_name_or_path: .* of another model"):
+        launched(f"{command}/Llama-3.1-70B")
 
 
 def test_openrlhfs_ppo_is_the_actors_update() -> None:

@@ -51,6 +51,9 @@ SCRIPTS = {
     "a loop as long as a condition holds": "n=0\nwhile [ $n -lt 3 ]; do\n show $n\n n=$((n+1))\ndone\n",
     "a loop until a condition fails": "set -- a b\nwhile [[ $# -gt 0 ]]; do show $1; shift; done\nshow $#\n",
     "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",
+    "words of a list": "IFS=', ' read -r -a A <<< '0, 1, 2'\nIFS=, read -ra B <<< '0,1,2,3,'\n"
+    "IFS=, read -r C D <<< '1,2,'\nIFS=, read -r E F <<< ',1,2,'\nIFS=': ' read -ra G <<< ' a::b : c '\n"
+    'show ${#A[@]} ${#B[@]} "$C" "$D" "$E" "$F" ${#G[@]} "${G[1]}" "${G[3]}"\n',
     "a here string": 'read -r A B <<< "x y z"\nread C <<<u\nD="p q"\nread E F <<< $D\nshow $A "$B" $C $F\n',
     "words behind a document's mark": "cat <<EOF > /dev/null; show a\nshow x\nEOF\nshow b\n",
     "two documents": "read X <<A; read Y <<'B'\n1\nA\n2\nB\nshow $X $Y\n",

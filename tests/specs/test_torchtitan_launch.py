@@ -93,7 +93,7 @@ def tuning() -> Trainer.Config:
         return sample["text"]
 
     config = big()
-    config.model_spec = model_registry("3B")
+    config.model_spec = model_registry("3B", attn_backend="varlen")
     config.dataloader = Loader.Config(fn=text)
     return config
 
@@ -108,6 +108,12 @@ def dispatching() -> Trainer.Config:
     config = big()
     config.model_spec = model_registry("debugmodel", moe_comm_backend="deepep")
     config.parallelism = ParallelismConfig(expert_parallel_degree=4)
+    return config
+
+
+def choosing() -> Trainer.Config:
+    config = big()
+    config.model_spec = model_registry("8B", moe_comm_backend=backend)
     return config
 
 
@@ -189,6 +195,7 @@ def test_the_registrys_own_arguments_are_read(checkout: Path) -> None:
         ("rollouts", NotSimulatedError, "does not simulate reinforcement learning of torchtitan's"),
         ("graphs", NotSimulatedError, "does not simulate steps that are compiled as one graph"),
         ("predicting", NotSimulatedError, "model_registry: zsim does not simulate num_mtp_layers 1"),
+        ("choosing", NotSimulatedError, "does not simulate moe_comm_backend backend"),
         ("endless", InputError, "call one another without end"),
         ("bik", InputError, "no function 'bik'; did you mean 'big'"),
     ],
@@ -207,6 +214,7 @@ def test_a_function_in_a_function_makes_no_value_of_a_step(checkout: Path) -> No
         {"cluster": "dgx-h100"}, {"strategy.config": f"CONFIG=tuning {script}"}, origin="t"
     )
     assert found.model == "llama-3.2-3b"
+    assert any("attn_backend: 'varlen' is simulated as" in note for note in found.notes)
     with pytest.raises(InputError, match=r"model llama3 13B: has no preset; give one \(--model\)"):
         build_experiment(
             {"cluster": "dgx-h100"}, {"strategy.config": f"CONFIG=tuning {script} --model.flavor 13B"},

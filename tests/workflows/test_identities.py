@@ -152,6 +152,23 @@ def test_what_leaves_the_gpus_is_on_the_host_until_it_is_back() -> None:
     assert all(phase.total == 0 for phases in (two, none) for phase in phases.values())
 
 
+def test_a_pass_with_micro_batches_of_its_own_has_a_peak_of_its_own() -> None:
+    """Old log-probabilities of four times as many samples at once have four times the logits, beside the
+    parameters, while NeMo-RL's optimizer is on the host."""
+    plain, wide = result_of(), result_of(logprob_micro_batch_size=4)
+    assert "old_logprobs" not in {*plain.memory, *plain.host_memory}
+    kept = wide.memory["old_logprobs"].by_category
+    assert kept["activations"] == pytest.approx(4 * plain.times.pass_peak["activations"], rel=0.05)
+    assert kept["parameters"] == wide.memory["training"].by_category["parameters"]
+    assert "optimizer_states" not in kept
+    assert wide.host_memory["old_logprobs"].total
+    assert wide.memory["training"] == plain.memory["training"]
+    vast = result_of(logprob_micro_batch_size=64, prompts_per_step=256)
+    assert not vast.fits
+    assert vast.verdict == vast.verdicts["old_logprobs"]
+    assert "a smaller rl.logprob_micro_batch_size" in " ".join(vast.remedies)
+
+
 def test_verl_moves_offloaded_parameters_for_every_pass() -> None:
     """There and back, before and after log-probabilities and updates. A reference without adapters is a model
     of its own, which stays."""

@@ -249,6 +249,13 @@ def test_passes_without_backward_have_micro_batches_of_their_own() -> None:
         InputError, match=r"rl.logprob_micro_batch_tokens: found 9 .* rl.logprob_micro_batch_size"
     ):
         resolved(batching="padded", logprob_micro_batch_tokens=9)
+    both = {"logprob_micro_batch_size": 3, "logprob_micro_batch_tokens": 9}
+    with pytest.raises(InputError, match=r"rl.logprob_micro_batch_tokens: found 9 with .* of 3 samples"):
+        resolved(batching="padded", **both)
+    with pytest.raises(
+        InputError, match=r"found 9 beside rl.logprob_micro_batch_size 3; expected one of them"
+    ):
+        resolved(**both)
 
 
 def test_micro_batches_of_a_number_of_samples_are_padded_or_not() -> None:

@@ -181,7 +181,7 @@ def report_of(
     )
     return replace(
         report,
-        notes=[*_notes(outcome, allocator, energy, variants, step, terms), *_notes_on_types(job, types)],
+        notes=(*_notes(outcome, allocator, energy, variants, step, terms), *_notes_on_types(job, types)),
         allocator=allocator,
         energy=energy,
         cost=_cost(job, energy, step.seconds),
@@ -189,7 +189,7 @@ def report_of(
         validation=_add_input_spreads(step_validation(job, plan, step, allocator), variants, step.seconds),
         ranks=_ranks(outcome, has_bubbles=pipeline is not None),
         jitter=jitter,
-        jobs=_jobs(outcome),
+        jobs=tuple(_jobs(outcome)),
         gpu_types=types,
     )
 

@@ -145,6 +145,12 @@ def _job_variables(options: str) -> dict[str, str]:
     return variables
 
 
+def _partition(pattern: str, text: str) -> tuple[str, str]:
+    """The text before and behind the first match, of which there may be none."""
+    word, *rest = re.split(pattern, text, maxsplit=1)
+    return word, "".join(rest)
+
+
 def _matches(text: str, pattern: str) -> bool:
     """Whether a text is of a shell pattern. What another program says of the machine is that it has GPUs."""
     if text.startswith("$(") and pattern != "*":
@@ -399,16 +405,27 @@ class _Runner:
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
 
     def _read(self, fields: list[str], document: str, separators: str) -> None:
-        """Set the variables of `read`, whose text is cut at the characters of IFS. The last has the rest."""
+        """Set the variables of `read`, whose text is cut at the characters of IFS. The last has the rest.
+
+        Blanks among them count once, also around another one, and no word follows the last of them (POSIX
+        2.6.5).
+        """
         values = self.script.variables.values
         names = [word for word in fields if re.fullmatch(r"[A-Za-z_]\w*", word)]
         is_array = any(re.match(r"-\w*a", word) for word in fields)
-        is_blank = separators.isspace()
-        pattern = r"\s+" if is_blank else f"[{re.escape(separators)}]" if separators else r"(?!)"
-        text = document.strip() if is_blank else document
-        words = re.split(pattern, text, maxsplit=0 if is_array else max(len(names) - 1, 0))
-        if not is_array and len(names) == 1:
-            words = [document.strip()]
+        blanks = "".join(filter(str.isspace, separators))
+        others = "".join(character for character in separators if not character.isspace())
+        around = f"[{re.escape(blanks)}]*" if blanks else ""
+        patterns = [f"{around}[{re.escape(others)}]{around}"] if others else []
+        patterns += [f"[{re.escape(blanks)}]+"] if blanks else []
+        pattern = "|".join(patterns) or r"(?!)"
+        text, words = document.strip(blanks), list[str]()
+        while text and (is_array or len(words) < len(names) - 1):
+            word, text = _partition(pattern, text)
+            words.append(word)
+        if text:
+            word, rest = _partition(pattern, text)
+            words.append(text if rest else word)
         for number, name in enumerate(names):
             values[name] = words if is_array else words[number : number + 1] or [""]
 

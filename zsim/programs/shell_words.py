@@ -295,7 +295,7 @@ class Variables:
         if match is None or (match[4] and not match[3]):
             return [text]
         name, index, sign, word = match[1], match[2], match[3], match[4]
-        values = self.values.get(name)
+        values = self.values.get(name, ["."] if name == "PWD" else None)  # as `pwd`
         is_empty = values is None or (sign is not None and sign.startswith(":") and values in ([""], []))
         if sign is not None and sign.endswith("+"):
             return [] if is_empty else [" ".join(self.expand(word))]

@@ -125,16 +125,16 @@ class Report(JobFacts):
     traffic: tuple[TrafficRow, ...]
     sent: tuple[SentRow, ...]
     simulation: SimulationStats
-    notes: Sequence[str] = ()
+    notes: tuple[str, ...] = ()
     """Sentences on the job and on what is assumed of it, those on what was asked first."""
     offload: OffloadSection | None = None
     energy: Energy | None = None
     cost: RunCost | None = None
     critical_path_seconds: Mapping[str, float] | None = None
-    ranks: Sequence[RankRow] = ()
+    ranks: tuple[RankRow, ...] = ()
     jitter: StepSpread | None = None
-    jobs: Sequence[JobRow] = ()
-    gpu_types: Sequence[GpuTypeRow] = ()
+    jobs: tuple[JobRow, ...] = ()
+    gpu_types: tuple[GpuTypeRow, ...] = ()
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None
     """The step with kernels and collectives one after the other, where the overlap is in doubt."""

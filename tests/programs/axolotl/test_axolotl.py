@@ -390,6 +390,26 @@ def test_towers_are_frozen_where_a_file_says(tmp_path: Path) -> None:
     assert read_text(tmp_path, lines, model=None).training.frozen == ()
     frozen = read_text(tmp_path, lines + "freeze_mm_modules: true\n", model=None).training.frozen
     assert "model.visual.blocks" in frozen
+    unfrozen = "unfrozen_parameters: [{}]\n"
+    for patterns in ("model.language_model.*, lm_head, embed_tokens", "^model.language_model.*, ^lm_head.*"):
+        text = lines + unfrozen.format(patterns)
+        assert read_text(tmp_path, text, model=None).training.frozen == frozen
+
+
+@pytest.mark.parametrize(
+    ("model", "patterns"),
+    [
+        ("NousResearch/Meta-Llama-3-8B", "^lm_head.weight$"),
+        ("NousResearch/Meta-Llama-3-8B", "model.language_model.*"),
+        ("Qwen/Qwen2-VL-2B-Instruct", "model.language_model.layers.27.*"),
+        ("Qwen/Qwen2-VL-2B-Instruct", "lm_head.*, model.embed_tokens"),
+        ("Qwen/Qwen2-VL-2B-Instruct", "'model.language_model.*[:32000]'"),
+    ],
+)
+def test_a_part_of_the_language_model_is_refused(tmp_path: Path, model: str, patterns: str) -> None:
+    text = FULL.replace("NousResearch/Meta-Llama-3-8B", model)
+    with pytest.raises(NotSimulatedError, match="unfrozen_parameters"):
+        read_text(tmp_path, f"{text}unfrozen_parameters: [{patterns}]\n", model=None)
 
 
 def test_a_json_of_rows_leaves_pairs_to_the_file(tmp_path: Path) -> None:

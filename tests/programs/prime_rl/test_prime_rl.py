@@ -178,4 +178,8 @@ def test_rollouts_have_the_orchestrators_length(tmp_path: Path) -> None:
     assert lengths is not None
     assert lengths.max_response == 8192 - 128
     assert experiment.training.attention == "flash3"
+    older = read(tmp_path, text.replace("flash_attention_3", "fa4"))
+    assert older.training.attention == "flash4"
+    with pytest.raises(InputError, match=r"model\.attn: found 'flash5', expected one of auto, sdpa, fl"):
+        read(tmp_path, text.replace("flash_attention_3", "flash5"))
     assert "not read: trainer.model.attn" not in notes_of(experiment)

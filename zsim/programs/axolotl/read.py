@@ -43,6 +43,7 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.huggingface import load_model
 
 _OPTIMIZERS = {
     "ao_adamw_8bit": ("adamw-8bit-torchao", "fused"),
@@ -56,7 +57,9 @@ _ALL_ON_HOST = (
     "hidden_states where checkpoints alone are kept there"
 )
 _ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
-_LANGUAGE = re.compile(r"\^?(model\\?\.language_model|lm_head)\b")  # names of `unfrozen_parameters`
+# Patterns of `unfrozen_parameters`, whose dots are literal (utils/freeze.py `LayerNamePattern`).
+_LANGUAGE = re.compile(r"\^?model\\?\.language_model(\\?\.\*?)?\$?")
+_HEAD = re.compile(r"\^?(lm_head|(model\\?\.(language_model\\?\.)?)?embed_tokens)(\\?\.(\*|weight)?)?\$?")
 _PREFERENCES = ("dpo", "ipo", "orpo", "kto")
 _CUT_PLUGIN, _LIGER_PLUGIN = "cut_cross_entropy", "liger"
 _LIGER_KERNELS = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
@@ -120,7 +123,10 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
 def _trains_language_alone(values: FileValues, *, is_full: bool) -> bool:
     """Whether `unfrozen_parameters` leave nothing but a tower out. It freezes adapters too (train.py)."""
     patterns = [str(entry) for entry in values.get("unfrozen_parameters") or ()]
-    if patterns and not (is_full and all(_LANGUAGE.match(pattern) for pattern in patterns)):
+    bodies = [pattern for pattern in patterns if not _HEAD.fullmatch(pattern)]
+    name = values.file.defaults.get("model")  # none where it is not known here, as of models with towers
+    may_have_tower = name is None or (isinstance(name, str) and load_model(name).tower is not None)
+    if patterns and not (is_full and may_have_tower and bodies and all(map(_LANGUAGE.fullmatch, bodies))):
         raise values.lack(
             "unfrozen_parameters", "weights of which only named ones are trained; expected training.frozen"
         )

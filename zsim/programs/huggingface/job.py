@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zsim.errors import InputError
 from zsim.specs.experiment.training.software import NEWEST
 from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
@@ -146,14 +147,26 @@ def read_preferences(values: FileValues, loss: str, *, reference: str | None) ->
 
 
 def _double_rows(file: TrainingFile) -> None:
-    """Make a micro-batch of rows one of two sequences each. A DeepSpeed JSON counts rows too, so that its
-    numbers, which are the arguments' again, are left to them.
-    """
+    """Make a micro-batch of rows one of two sequences each."""
+    file.has_pairs = True
     key = "training.micro_batch_size"
     table = file.settings if key in file.settings else file.defaults
     table[key] = 2 * table[key]
+    leave_row_counts(file)
+
+
+def leave_row_counts(file: TrainingFile) -> None:
+    """Leave the numbers of a DeepSpeed JSON, which counts rows of pairs too, to the arguments.
+
+    Raises InputError for another number of rows than theirs.
+    """
     config = file.settings.get("strategy.config")
     content = load_file(Path(config)) if isinstance(config, str) else config
+    size = {**file.defaults, **file.settings}["training.micro_batch_size"] // 2
+    rows = content.get(_ROWS[0], size) if isinstance(content, Mapping) else size
+    if rows not in ("auto", size):
+        name = config if isinstance(config, str) else file.settings.get("strategy.config_name", file.name)
+        raise InputError(f"{name}: {_ROWS[0]}: found {rows}, expected the arguments' {size} pairs, or auto")
     counts = {name: "auto" for name in _ROWS if isinstance(content, Mapping) and content.get(name)}
     if isinstance(content, Mapping) and counts:
         if isinstance(config, str):

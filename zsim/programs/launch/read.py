@@ -16,6 +16,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.accelerate.read import read_values as read_accelerate_values
 from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
+from zsim.programs.huggingface.job import leave_row_counts
 from zsim.programs.huggingface.models import write_types
 from zsim.programs.huggingface.strategies import NO_ENGINE
 from zsim.programs.launch.commands import FLAG_MARKS, TRAINERS, Launch, flag_values
@@ -26,7 +27,7 @@ from zsim.programs.trainer.program import PROGRAM as TRAINER
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
 from zsim.specs.experiment.programs import programs
-from zsim.specs.formats.config_file import change_values, load_table
+from zsim.specs.formats.config_file import change_values, flatten, load_table
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
 from zsim.specs.formats.safe_yaml import load_yaml
@@ -49,6 +50,8 @@ _TRAINERS: Mapping[str, TrainingProgram] = {
 # Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
+_ABSENT = "not here"  # of a file that Hydra is told
+_MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
 _GPU_OPTIONS = ("nproc_per_node", "num_gpus")
@@ -128,7 +131,8 @@ def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, A
     if program is TRL:
         from zsim.programs.trl.read import read_arguments
 
-        trainer = launch.target if launch.launcher == "trl" else ""
+        script = Path(launch.target.replace(".scripts.", "/")).name.removesuffix(".py")  # trl/scripts/dpo.py
+        trainer = script if script in TRAINERS["trl"] else ""
         return read_arguments(launch.where, values, trainer)
     return _reader(program)(launch.where, values)
 
@@ -160,23 +164,51 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
     if "megatron" in str(values.get("config_name", "")):
         actor = overrides.setdefault("actor_rollout_ref", {}).setdefault("actor", {})
         actor.setdefault("strategy", "megatron")
-    return read_values(launch.where, overrides)
+    try:
+        return read_values(launch.where, overrides)
+    except InputError as error:
+        absent = [note for note in launch.notes if _ABSENT in note]
+        raise InputError("; ".join((str(error), *absent))) from None
 
 
 def _hydra_file(launch: Launch, values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the file that --config-name names, over verl's own, which its `defaults` name."""
+    folder = str(values.get("config_path", values.get("config_dir", ".")))
     name = str(values.get("config_name", "")).removesuffix(".yaml")
-    if not name or name in _VERL_CONFIGS:
-        return {}
-    folder = values.get("config_path", ".")
+    return _composed(launch, folder, name, "--config-name", 0) if name else {}
+
+
+def _composed(launch: Launch, folder: str, name: str, said_by: str, depth: int) -> dict[str, Any]:
+    """The keys of the file `name` of `folder`, or of verl's, in the order of its `defaults` (Hydra 1.3)."""
+    if name in _VERL_CONFIGS:
+        return {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}} if "megatron" in name else {}
     try:
         path = locate_named_file(
             f"{folder}/{name}.yaml", launch.folder, launch.where, "a file of verl's keys"
         )
     except InputError:
-        launch.notes.append(f"--config-name {name}: not here, so verl's own defaults stand for it")
+        launch.notes.append(f"{said_by} {name}: {_ABSENT}, so verl's own defaults stand for it")
         return {}
-    return {key: value for key, value in load_table(path).items() if key not in ("defaults", "hydra")}
+    content = dict(load_table(path))
+    defaults = content.pop("defaults", None) or []
+    if depth > _MAX_DEFAULTS or not isinstance(defaults, list):
+        raise InputError(f"{path}: defaults: expected a list of files that do not name one another")
+    content.pop("hydra", None)
+    merged: dict[str, Any] = {}
+    for entry in defaults if "_self_" in defaults else [*defaults, "_self_"]:
+        if entry == "_self_":
+            below = content
+        elif isinstance(entry, str):
+            below = _composed(
+                launch, folder, entry.removesuffix(".yaml"), f"{path.name}: defaults:", depth + 1
+            )
+        else:
+            launch.notes.append(
+                f"{path.name}: defaults: {entry}: not read; its keys can stand in the command"
+            )
+            continue
+        merged = change_values(merged, dict(flatten(below)))
+    return merged
 
 
 def _reader(program: TrainingProgram) -> Reader:
@@ -348,6 +380,8 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
         for key, value in added.items():
             if not (stays and key.startswith("strategy.") and own_kind is not None):
                 table.setdefault(key, value)
+    if file.has_pairs:
+        leave_row_counts(file)
     if not stays and types is not None:  # what it keeps in which type was said for DDP
         for key in ("training.stored_dtype", "training.frozen_dtype"):
             file.settings.pop(key, None)

@@ -147,7 +147,8 @@ def recipe_adapters(file: TrainingFile, peft: Mapping[str, Any]) -> dict[str, An
     """`[training.lora]` of a recipe's `peft` (Megatron-Bridge 0.6.0 peft/lora.py `LoRA`). Without targets it
     is on every linear layer, also the head, and not on routed experts (`ModuleMatcher`).
 
-    Raises NotSimulatedError for other adapters, and for fields that change what is computed.
+    Raises NotSimulatedError for other adapters, and for fields that change what is computed, InputError for
+    excluded modules beside targets, which it asserts are none.
     """
     where, kind = file.name, str(peft.get("_target_", "LoRA")).rpartition(".")[2]
     if kind != "LoRA":
@@ -160,10 +161,16 @@ def recipe_adapters(file: TrainingFile, peft: Mapping[str, Any]) -> dict[str, An
                 f"{where}: peft.{field}: zsim does not simulate {peft[field]!r}; expected {neutral!r}"
             )
     lora_values = {lora_key: peft.get(field, default) for field, (lora_key, default) in _LORA.items()}
+    excluded = peft.get("exclude_modules") or ()
+    if lora_values["targets"] and excluded:
+        raise InputError(
+            f"{where}: peft.exclude_modules: found {excluded!r} beside target_modules "
+            f"{lora_values['targets']!r}; expected target_modules: [] beside it"
+        )
     if not lora_values["targets"]:
         file.note("peft: without target_modules the head has an adapter too, which is left out")
         lora_values["targets"] = linear_layers(file)
-        lora_values["exclude"] = pattern_of_modules([*(peft.get("exclude_modules") or ()), "*.experts.*"])
+        lora_values["exclude"] = pattern_of_modules([*excluded, "*.experts.*"])
     return {f"training.lora.{key}": value for key, value in lora_values.items()}
 
 

@@ -19,6 +19,7 @@ from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
 
 _MAX_FILES = 20
 # Sections of what trains on pairs, or with passes of another model (nemo_rl/algorithms).
@@ -182,10 +183,7 @@ def _read_rollout(keys: FileValues, packs: Sequence[str]) -> None:
             "placement": "async" if is_async else "split" if file.rollout_gpus else "colocated",
             "batching": "packed" if packs else "padded",
             "micro_batch_tokens": _packed_tokens(keys, f"{packs[-1]}.train_mb_tokens") if packs else None,
-            "logprob_micro_batch_size": keys.count("policy.logprob_batch_size", 4),
-            "logprob_micro_batch_tokens": _packed_tokens(keys, f"{packs[-1]}.logprob_mb_tokens")
-            if packs
-            else None,
+            **_logprob_batch(keys, packs),
             "reference": "resident" if penalty else "none",
             "old_logprobs": "skipped" if is_on_policy else None,
             "max_staleness": keys.get("grpo.async_grpo.max_trajectory_age_steps", 1) if is_async else None,
@@ -205,6 +203,15 @@ def _read_rollout(keys: FileValues, packs: Sequence[str]) -> None:
             "rollout.max_num_seqs": keys.get(f"{GENERATION}.vllm_kwargs.max_num_seqs"),
         },
     )
+
+
+def _logprob_batch(keys: FileValues, packs: Sequence[str]) -> dict[str, int | None]:
+    """The micro-batches of passes without backward, as large as an update's where the file does not say."""
+    size = keys.count("policy.logprob_batch_size", keys.count("policy.train_micro_batch_size", 1))
+    tokens = _packed_tokens(keys, f"{packs[-1]}.logprob_mb_tokens") if packs else None
+    if tokens:
+        return {"logprob_micro_batch_tokens": tokens}
+    return {"logprob_micro_batch_size": size}
 
 
 def _packed_tokens(keys: FileValues, name: str) -> int | None:
@@ -237,8 +244,15 @@ def _read_dtensor(keys: FileValues) -> None:
         keys.file.defaults["strategy.wrapping"] = "torchtitan"
         settings |= {"parallelism.expert": experts, "strategy.reshard_after_forward": reshards}
         backend = keys.table(f"{DTENSOR}.automodel_kwargs.backend")
-        if backend.get("enable_deepep") or backend.get("dispatcher") in ("deepep", "hybridep"):
-            settings["parallelism.dispatcher"] = backend.get("dispatcher", "deepep")
+        name = backend.get("dispatcher") or "torch"
+        if name not in ("torch", *DEDUPLICATING_DISPATCHERS):
+            expected = ", ".join(("torch", *DEDUPLICATING_DISPATCHERS))
+            raise NotSimulatedError(
+                f"{keys.file.name}: {DTENSOR}.automodel_kwargs.backend.dispatcher: zsim does not simulate "
+                f"{name!r}; expected one of {expected}"
+            )
+        if name != "torch" or backend.get("enable_deepep"):
+            settings["parallelism.dispatcher"] = "deepep" if name == "torch" else name
     if keys.get(f"{DTENSOR}.cpu_offload", False):
         settings["strategy.cpu_offload"] = True
     if keys.get(f"{DTENSOR}.activation_checkpointing", False):

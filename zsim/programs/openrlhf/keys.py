@@ -98,6 +98,7 @@ RENAMED = {
     "vllm_enable_sleep": "vllm.enable_sleep", "deepspeed_enable_sleep": "ds.enable_sleep",
     "use_dynamic_batch": "train.dynamic_batch_enable",
     "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
+    "ref_offload": "ref.offload", "ref_pretrain": "ref.model_name_or_path",
     "advantage_estimator": "algo.advantage.estimator", "init_kl_coef": "algo.kl.init_coef",
 }  # fmt: skip
 # Flags of other phases, or without effect on an update.

@@ -80,6 +80,8 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
 def _read_preferences(keys: FileValues) -> None:
     """Read DPO, whose reference is an engine of its own, also beside adapters (cli/train_dpo.py)."""
     keys.refuse("ref.offload", "a reference of OpenRLHF's on the host", False)
+    actor = keys.get("model.model_name_or_path")
+    keys.refuse("ref.model_name_or_path", "a reference of another model than the one that is trained", actor)
     read_preferences(keys, "DPO", reference="copy")
     keys.file.global_batch_size = 2 * (keys.file.global_batch_size or 1)
 

@@ -32,6 +32,8 @@ _EXPERT_RANKS = 8  # at most, with ep = "auto"
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _EXPERT_TARGETS = ("experts", "fc1_latent_proj", "fc2_latent_proj")
 _ATTENTION = {f"flash_attention_{number}": f"flash{number}" for number in (2, 3, 4)}
+_ATTENTION |= {"fa4": "flash4", "eager": "math"}  # before its #3057
+_TORCH_ATTENTION = ("auto", "sdpa")
 _DISTILLATIONS = ("opd", "opsd", "sft")  # packages/prime-rl-configs algorithm.py
 
 
@@ -186,6 +188,8 @@ def _read_batch(keys: FileValues, *, is_sft: bool) -> None:
     kernels = keys.get(f"{_MODEL}.attn", "auto")
     if kernels in _ATTENTION:
         settings["training.attention"] = _ATTENTION[kernels]
+    elif kernels not in _TORCH_ATTENTION:
+        raise keys.error(f"{_MODEL}.attn", f"one of {', '.join((*_TORCH_ATTENTION, *_ATTENTION))}")
     elif kernels == "auto":
         file.note(
             'attn: "auto" is FlashAttention-3 on Hopper and 4 on Blackwell; torch\'s kernels are simulated '

@@ -228,6 +228,7 @@ _STEP_KEYS = (
     ProgramKey("optimizer.fused", bool, "the same, until 0.1"),
     ProgramKey("model.name", str, "the model"),
     ProgramKey("model.flavor", str, "its size"),
+    ProgramKey("model.attn_backend", str, "its kernels of attention, in a function of the registry"),
     ProgramKey(
         "model.converters", list, "what replaces its layers, such as float8", "training.precision",
         tuned=("fp8",), instruction='model.converters = ["float8"]', source=_TITAN,

@@ -278,6 +278,8 @@ def _read_checkpointing(settings: FileValues, is_new: bool) -> None:
 
 
 def _read_training_options(settings: FileValues, is_new: bool) -> None:
+    if backend := settings.get("model.attn_backend"):
+        settings.file.note(f"attn_backend: '{backend}' is simulated as the GPU's usual fused attention")
     if settings.get("training.disable_cuda_graphs", True) is False:
         settings.file.note("CUDA graphs of forward and backward, on where not disabled, are simulated as off")
     enabled, components = (

@@ -36,7 +36,7 @@ _POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "me
 _CONVERTERS = {"Float8LinearConverter": "float8", "MXFP8LinearConverter": "mx"}
 # Arguments of `model_registry`: those that are settings elsewhere, and those without effect on a step.
 _MODEL_OPTIONS = {"moe_comm_backend": "parallelism.expert_parallel_comm_backend"}
-_READ_OPTIONS = (CLASS, "0", "flavor", "converters", "attn_backend", *_MODEL_OPTIONS)
+_READ_OPTIONS = (CLASS, "0", "flavor", "converters", "attn_backend")
 _OTHER_TRAINERS = {
     "Controller.Config": "reinforcement learning of torchtitan's experiments",
     "FluxTrainer.Config": "diffusion models",
@@ -222,6 +222,8 @@ def _model_settings(spec: Any, module: str, where: str) -> Iterator[tuple[str, A
     for option, value in spec.items():
         if option in _MODEL_OPTIONS and isinstance(value, str):
             yield _MODEL_OPTIONS[option], value
+        elif option == "attn_backend" and value != "sdpa":
+            yield "model.attn_backend", value.text if isinstance(value, Unknown) else str(value)
         elif option not in _READ_OPTIONS and value not in (None, False, 0, "default", "standard"):
             shown = value.text if isinstance(value, Unknown) else repr(value)
             raise NotSimulatedError(

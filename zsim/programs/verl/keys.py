@@ -104,6 +104,7 @@ _KEYS = (
         "rl.logprob_micro_batch_size",
     ),
     ProgramKey(f"{ROLLOUT}.log_prob_micro_batch_size", int, "the same, of all ranks"),
+    ProgramKey(f"{ROLLOUT}.log_prob_use_dynamic_bsz", bool, "whether they are by tokens"),
     ProgramKey(
         f"{ROLLOUT}.log_prob_max_token_len_per_gpu", int, "their tokens with use_dynamic_bsz",
         "rl.logprob_micro_batch_tokens",

@@ -122,7 +122,7 @@ def _read_rollout(keys: FileValues, update: str) -> None:
             "epochs": keys.count(f"{ACTOR}.ppo_epochs", 1),
             "batching": "packed" if tokens else "unpadded" if is_unpadded else "padded",
             "micro_batch_tokens": tokens,
-            **_logprob_batch(keys, tokens),
+            **_logprob_batch(keys, tokens, has_reference=has_reference),
             "reference": "none" if not has_reference else "host" if is_host else "resident",
             "old_logprobs": "rollout" if is_bypassed else None,
             **separate,
@@ -195,12 +195,31 @@ def _dynamic_tokens(keys: FileValues) -> int | None:
     return tokens * int(keys.file.settings.get("parallelism.context", 1))
 
 
-def _logprob_batch(keys: FileValues, tokens: int | None) -> dict[str, int | None]:
-    """The micro-batches of old log-probabilities: by tokens as those of updates are, or by samples."""
+def _logprob_batch(keys: FileValues, tokens: int | None, *, has_reference: bool) -> dict[str, int | None]:
+    """The micro-batches of old log-probabilities and of the reference: by tokens where those of updates are,
+    or by samples."""
     limit, size, sum_size = (
         keys.get(f"{ROLLOUT}.log_prob_{name}")
         for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu", "micro_batch_size")
     )
+    is_dynamic = keys.get(f"{ROLLOUT}.log_prob_use_dynamic_bsz", tokens is not None)
+    if is_dynamic != (tokens is not None):
+        keys.file.note(
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz: found {is_dynamic}, which is not the actor's: micro-"
+            f"batches of all passes are simulated by {'tokens' if tokens else 'samples'} as the actor's"
+        )
+    shared: dict[str, Any] = {"use_dynamic_bsz": is_dynamic}
+    if tokens:
+        shared["max_token_len_per_gpu"] = limit or keys.get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+    else:
+        shared |= {"micro_batch_size_per_gpu": size, "micro_batch_size": sum_size}
+    for name, shared_value in shared.items() if has_reference else ():
+        value = keys.values.get(f"{REFERENCE}.log_prob_{name}")
+        if value not in (None, shared_value):
+            keys.file.note(
+                f"{REFERENCE}.log_prob_{name}: found {value}: the reference is simulated with "
+                f"{ROLLOUT}.log_prob_{name}"
+            )
     if tokens:
         context = int(keys.file.settings.get("parallelism.context", 1))
         return {"logprob_micro_batch_tokens": limit and limit * context}

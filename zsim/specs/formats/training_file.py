@@ -28,6 +28,8 @@ class TrainingFile:
     """The type of products, that in which weights are loaded ("" for the products'), and whether adapters are
     trained. None where the program does not say.
     """
+    has_pairs: bool = False
+    """Whether a row of its batches is two sequences."""
     epochs: float | None = None
     """How often a data set is trained on, where its size is known. None if steps say how far a run goes."""
     rollout_gpus: int = 0

@@ -255,16 +255,21 @@ class _Batching:
         self.kind = table.batching or framework.batching
         self.size = job.training.micro_batch_size
         self.max_tokens = table.micro_batch_tokens or job.training.micro_batch_tokens
-        for name, size_key in (
-            ("micro_batch_tokens", "training.micro_batch_size"),
-            ("logprob_micro_batch_tokens", "rl.logprob_micro_batch_size"),
+        self._pass_size = table.logprob_micro_batch_size or self.size
+        for name, size, size_key in (
+            ("micro_batch_tokens", self.size, "training.micro_batch_size"),
+            ("logprob_micro_batch_tokens", self._pass_size, "rl.logprob_micro_batch_size"),
         ):
             if (tokens := getattr(table, name)) and self.kind != "packed":
                 raise InputError(
-                    f"rl.{name}: found {tokens:,} with micro-batches of {self.size} samples; expected "
+                    f"rl.{name}: found {tokens:,} with micro-batches of {size} samples; expected "
                     f'rl.batching = "packed", or {size_key}'
                 )
-        self._pass_size = table.logprob_micro_batch_size or self.size
+        if table.logprob_micro_batch_tokens and table.logprob_micro_batch_size:
+            raise InputError(
+                f"rl.logprob_micro_batch_tokens: found {table.logprob_micro_batch_tokens:,} beside "
+                f"rl.logprob_micro_batch_size {table.logprob_micro_batch_size:,}; expected one of them"
+            )
         self._pass_tokens = table.logprob_micro_batch_tokens or (
             self._pass_size * job.training.sequence_length
             if table.logprob_micro_batch_size

@@ -37,28 +37,38 @@ class PhaseMemory:
 
 
 def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
-    """The fullest GPU of each phase."""
+    """The fullest GPU of each phase. Passes without backward are one where their micro-batches are not those
+    of an update, whose peak is above theirs otherwise."""
     update = {name: int(size) for name, size in times.update.report.peaks["gpu"].at_total.items()}
     states = {name: update.get(name, 0) for name in STATES}
+    passes = dict(times.pass_peak)
+    if job.offloads.optimizer:
+        passes.pop("optimizer_states", None)
     if reference := _reference_bytes(job, states["parameters"]):
-        update["reference"] = states["reference"] = reference
+        update["reference"] = states["reference"] = passes["reference"] = reference
     engine = {
         "rollout_weights": job.model.weight_bytes,
         "kv_cache": job.cache_bytes,
         "engine": ENGINE_OVERHEAD,
     }
+    sleeping = engine if job.offloads.sleep_level == 0 else {"engine": ENGINE_OVERHEAD}
+    own_passes = {}
+    if _pass_keys(job):
+        engine_rest = sleeping if job.is_colocated else {}
+        own_passes = {_pass_phase(job): PhaseMemory({**passes, **engine_rest})}
     if not job.is_colocated:
         bucket = {"bucket": int(2 * job.sync.bucket_bytes)}
         return {
             "rollout": PhaseMemory(engine),
+            **own_passes,
             "training": PhaseMemory(update),
             "weight_sync": PhaseMemory({**states, **bucket}),
         }
     remnant = _remnant(job, states)
-    sleeping = engine if job.offloads.sleep_level == 0 else {"engine": ENGINE_OVERHEAD}
     weights = {"parameters": states["parameters"], "rollout_weights": job.model.weight_bytes}
     return {
         "rollout": PhaseMemory({**remnant, **engine}),
+        **own_passes,
         "training": PhaseMemory({**update, **sleeping}),
         "weight_sync": PhaseMemory(
             {**remnant, **weights, "bucket": int(job.sync.bucket_bytes), "engine": ENGINE_OVERHEAD}
@@ -78,11 +88,24 @@ def host_memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory
     states = ("optimizer_states",) * offloads.optimizer, ("parameters",) * offloads.parameters
     optimizer, parameters = ({name: ranks * int(gpu.get(name, 0)) for name in names} for names in states)
     asleep = {"rollout_weights": ranks * job.model.weight_bytes} if offloads.sleep_level == 1 else {}
+    own_passes = {_pass_phase(job): PhaseMemory(_sum(trainer, optimizer, asleep))} if _pass_keys(job) else {}
     return {
         "rollout": PhaseMemory(_sum(trainer, optimizer, parameters)),
+        **own_passes,
         "training": PhaseMemory(_sum(trainer, asleep)),
         "weight_sync": PhaseMemory(_sum(trainer, optimizer)),
     }
+
+
+def _pass_keys(job: RlJob) -> list[str]:
+    """The keys by which passes without backward have micro-batches of their own. None without passes."""
+    names = ("logprob_micro_batch_size", "logprob_micro_batch_tokens")
+    return [f"rl.{name}" for name in names if job.passes and getattr(job.table, name)]
+
+
+def _pass_phase(job: RlJob) -> str:
+    """The phase of the passes without backward."""
+    return "old_logprobs" if job.recomputes_logprobs else "reference"
 
 
 def _sum(*tables: Mapping[str, int]) -> dict[str, int]:
@@ -176,6 +199,8 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[
             switches.append("rl.offload.optimizer = true")
         if kept.get("parameters") and not job.offloads.parameters and name == "rollout":
             switches.append("rl.offload.parameters = true")
+    if name == _pass_phase(job):
+        switches += [f"a smaller {key}" for key in _pass_keys(job)]
     if name == "weight_sync":
         switches.append("a smaller rl.sync.bucket")
     if name == "training":

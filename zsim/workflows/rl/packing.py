@@ -44,6 +44,13 @@ def pack(lengths: Ints, replicas: int, max_tokens: int, fill: Fill = "first-fit"
     micro-batches as the tokens fill and cuts the samples evenly, so that some are beyond `max_tokens`.
     """
     total, longest = int(lengths.sum()), int(lengths.max())
+    squares = float((lengths.astype(np.float64) ** 2).sum())
+    if fill == "even":
+        tokens = [0] * replicas
+        for length in np.sort(lengths)[::-1].tolist():
+            heapreplace(tokens, tokens[0] + length)
+        count = min(ceil(max(tokens) / max_tokens), ceil(len(lengths) / replicas))
+        return PackedBatch(count, total / replicas / count, total, squares / total)
     most = (total // replicas + longest) // max_tokens  # tokens of a replica, in whole micro-batches
     loads = [(0, replica) for replica in range(replicas)]
     bins = [_MicroBatches(max_tokens, 2 * most + 2) for _ in range(replicas)]
@@ -52,10 +59,6 @@ def pack(lengths: Ints, replicas: int, max_tokens: int, fill: Fill = "first-fit"
         heapreplace(loads, (load + length, replica))
         bins[replica].put(length)
     count = max(1, max(batches.count for batches in bins))
-    squares = float((lengths.astype(np.float64) ** 2).sum())
-    if fill == "even":
-        most = max(load for load, _ in loads)
-        count = min(ceil(most / max_tokens), ceil(len(lengths) / replicas))
     if fill == "padded":
         fullest = max(batches.fullest for batches in bins)
         squares += sum(batches.padded_squares(fullest) for batches in bins)

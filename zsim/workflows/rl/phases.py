@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
 from zsim.api import Result
 from zsim.dtypes import DTYPE_BYTES
-from zsim.engine.micro_batches import simulate_step
+from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
 from zsim.fabric.fabric import idle_fabric
 from zsim.operations.operation import Parameter
+from zsim.plan.memory.capacity import framework_memory
+from zsim.plan.memory.tensors import bytes_at_peak
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.training.framework_training import training_of
@@ -50,6 +53,9 @@ class PhaseTimes:
     offload: float
     controller: float
     """Python outside all phases, and the data that the controller hands out."""
+    pass_peak: Mapping[str, int]
+    """Bytes of the fullest GPU by category at the peak of the actor's pass without backward. Empty without
+    passes."""
 
     @property
     def training_side(self) -> float:
@@ -62,12 +68,13 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     step = simulate_step(job.update_job, simulate=simulator.outcome)
     report = report_of_step(step, 0.0)
     update = Result(job.update_job, step, report)
-    forward = 0.0
+    forward, pass_peak = 0.0, dict[str, int]()
     if job.passes:
-        forward = _seconds(job, job.update_job, simulator)
+        whole_pass = _pass(job, job.update_job, simulator)
+        forward, pass_peak = whole_pass.seconds, _peak_of(whole_pass)
     values = critic_updates = 0.0
     if job.critic_job is not None:
-        values = _seconds(job, job.critic_job, simulator)
+        values = _pass(job, job.critic_job, simulator).seconds
         critic = simulate_step(job.critic_job, simulate=simulator.outcome, seconds_only=True)
         critic_updates = job.updates * critic.seconds
     tokens = float(job.samples.totals.sum()) / 1e6
@@ -88,13 +95,20 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         sync_seconds(job),
         offload_seconds(job, update),
         rates.seconds + rates.seconds_per_million_tokens * tokens,
+        pass_peak,
     )
 
 
-def _seconds(job: RlJob, update_job: Job, simulator: Simulator) -> float:
-    """Seconds of a pass without backward over all samples."""
+def _pass(job: RlJob, update_job: Job, simulator: Simulator) -> SimulatedStep:
+    """A pass without backward over all samples."""
     forward_job = packed_job(update_job, job.whole_pass, forward_only=True)
-    return simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True).seconds
+    return simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True)
+
+
+def _peak_of(step: SimulatedStep) -> dict[str, int]:
+    """Bytes of the fullest GPU by category at the peak of a step."""
+    plan = step.peak_plan
+    return {**bytes_at_peak(plan), "framework": framework_memory(step.job, plan).bytes}
 
 
 def reload_seconds(job: RlJob, update: Result) -> float:
