@@ -84,7 +84,7 @@ def test_parallelism_config_makes_replicas(tmp_path: Path) -> None:
 def test_fsdp1_has_no_backward_prefetch_unless_asked(tmp_path: Path) -> None:
     strategy = of_kind(fsdp(tmp_path, 1, "fsdp_sharding_strategy: SHARD_GRAD_OP").strategy, Fsdp1Table)
     assert (strategy.kind, strategy.sharding_strategy) == ("fsdp1", "SHARD_GRAD_OP")
-    assert (strategy.backward_prefetch, strategy.wrapping) == ("none", "huggingface")
+    assert (strategy.backward_prefetch, strategy.wrapping) == ("none", None)
     asked = fsdp(tmp_path, 1, "fsdp_backward_prefetch: BACKWARD_PRE")
     assert of_kind(asked.strategy, Fsdp1Table).backward_prefetch == "BACKWARD_PRE"
 

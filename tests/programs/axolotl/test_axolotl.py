@@ -130,13 +130,13 @@ def test_fsdp_in_words_is_version_1(tmp_path: Path) -> None:
 
 def test_adapters_under_fsdp1_are_wrapped_as_peft_says(tmp_path: Path) -> None:
     """The Trainer puts PEFT's wrapping in place of the file's; a model that is trained whole keeps the
-    file's. (axolotl's examples/llama-2/qlora-fsdp.yml.)"""
+    default, transformers' blocks. (axolotl's examples/llama-2/qlora-fsdp.yml.)"""
     lines = "fsdp: [full_shard, auto_wrap]\nfsdp_config:\n  fsdp_offload_params: true\n"
     adapted = read_text(tmp_path, QLORA.replace("adamw_bnb_8bit", "adamw_torch_fused") + lines)
     strategy = of_kind(adapted.strategy, Fsdp1Table)
     assert (strategy.wrapping, strategy.cpu_offload) == ("peft", True)
     whole = read_text(tmp_path, FULL.replace("paged_adamw_8bit", "adamw_torch_fused") + lines)
-    assert of_kind(whole.strategy, Fsdp1Table).wrapping == "huggingface"
+    assert of_kind(whole.strategy, Fsdp1Table).wrapping is None
 
 
 def test_a_json_is_looked_for_from_the_repositorys_root(tmp_path: Path) -> None:
