@@ -315,6 +315,9 @@ def test_a_file_that_hydra_is_told_is_read(tmp_path: Path) -> None:
         "data.max_prompt_length=512 data.max_response_length=512", "data.max_response_length=400"
     )
     assert launched(command).training.sequence_length == 100 + 400
+    (tmp_path / "mine.yaml").rename(tmp_path / "no_megatron.yaml")
+    assert launched(command.replace("=mine", "=no_megatron")).strategy.kind == "fsdp1"
+    assert launched(command.replace("=mine", "=megatron_elsewhere")).strategy.kind == "megatron"
     missing = launched(command.replace("mine", "none"))
     assert any("--config-name none: not here" in note for note in missing.notes)
     with pytest.raises(InputError, match=r"ppo_micro_batch_size_per_gpu: missing.*--config-name none: not h"):

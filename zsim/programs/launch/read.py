@@ -49,6 +49,7 @@ _TRAINERS: Mapping[str, TrainingProgram] = {
 }  # fmt: skip
 # Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
+_VERL_SFT = "fsdp_sft_trainer"
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
@@ -141,7 +142,7 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
     """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
     from zsim.programs.verl.read import read_sft_values, read_values
 
-    is_sft = launch.target.endswith("fsdp_sft_trainer")
+    is_sft = launch.target.endswith(_VERL_SFT)
     is_read = is_sft or launch.target.endswith(_VERL_TRAINERS)
     if not is_read or ".vla." in launch.target:
         raise NotSimulatedError(
@@ -161,9 +162,6 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
         overrides.setdefault("async_training", {}).setdefault("require_batches", 1)
     elif "one_step_off" in launch.target:
         overrides.setdefault("rollout", {}).setdefault("nnodes", 1)
-    if "megatron" in str(values.get("config_name", "")):
-        actor = overrides.setdefault("actor_rollout_ref", {}).setdefault("actor", {})
-        actor.setdefault("strategy", "megatron")
     try:
         return read_values(launch.where, overrides)
     except InputError as error:
@@ -179,16 +177,20 @@ def _hydra_file(launch: Launch, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _composed(launch: Launch, folder: str, name: str, said_by: str, depth: int) -> dict[str, Any]:
-    """The keys of the file `name` of `folder`, or of verl's, in the order of its `defaults` (Hydra 1.3)."""
+    """The keys of the file `name` of `folder`, or of verl's, in the order of its `defaults` (Hydra 1.3). The
+    name tells the engine where the file is verl's or not here.
+    """
+    is_megatron = "megatron" in name and not launch.target.endswith(_VERL_SFT)
+    named = {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}} if is_megatron else {}
     if name in _VERL_CONFIGS:
-        return {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}} if "megatron" in name else {}
+        return named
     try:
         path = locate_named_file(
             f"{folder}/{name}.yaml", launch.folder, launch.where, "a file of verl's keys"
         )
     except InputError:
         launch.notes.append(f"{said_by} {name}: {_ABSENT}, so verl's own defaults stand for it")
-        return {}
+        return named
     content = dict(load_table(path))
     defaults = content.pop("defaults", None) or []
     if depth > _MAX_DEFAULTS or not isinstance(defaults, list):
