@@ -199,10 +199,14 @@ def test_offloading_shows_its_tiers_and_another_framework_its_own_fields(page: A
 
 @in_browser
 def test_typing_in_a_list_searches_it_and_a_rank_opens_the_adapters(page: Any) -> None:
-    """By keyboard alone: the list's first key press opens it, Enter takes the option that has the focus."""
+    """By keyboard alone: the first key press in a list that the Tab key reached opens and searches it."""
     assert not page.is_visible("#row-training-lora-targets")
     page.focus("#row-training-precision .dash-dropdown-focus-target")
-    page.keyboard.type("fp1")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.type("f")
+    page.wait_for_selector(".dash-dropdown-search:focus")  # until then Dash drops what is typed
+    page.keyboard.type("p1")
     page.wait_for_selector(".dash-dropdown-option:has-text('fp16')")
     assert page.locator(".dash-dropdown-option").count() == 1
     page.keyboard.press("Escape")

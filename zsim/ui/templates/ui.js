@@ -67,15 +67,6 @@
     clearTimeout(typing);
     typing = setTimeout(() => event.target.dispatchEvent(new FocusEvent("focusout", { bubbles: true })), typed);
   });
-  // A list that the Tab key reached is opened and searched by typing, as one that was clicked.
-  document.addEventListener("keydown", (event) => {
-    const isLetter = event.key.length === 1 && event.key !== " " && !event.ctrlKey && !event.metaKey && !event.altKey;
-    if (!isLetter || !event.target.matches(".dash-dropdown-focus-target")) return;
-    const list = event.target.parentElement.querySelector("button.dash-dropdown");
-    event.preventDefault();
-    list.focus();
-    list.dispatchEvent(new KeyboardEvent("keydown", { key: event.key, bubbles: true, cancelable: true }));
-  });
   document.addEventListener("click", async (event) => {
     if (event.target.id === "skip") {
       event.preventDefault();
