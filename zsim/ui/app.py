@@ -53,6 +53,7 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
         update_title="",
         serve_locally=True,
         assets_folder=str(Path(__file__).parent / "assets"),
+        eager_loading=True,  # lists that are loaded late on a busy machine are sometimes never shown
         index_string=_index_page(),
     )
     app.layout = lambda: layout(form)
