@@ -7,10 +7,12 @@ known_to_fit = true                # the job ran, so torch's allocator had all m
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from zsim.specs.lazy_model import StrictTable
 
 
-class SimulationTable(BaseModel):
+class SimulationTable(StrictTable):
     """`[simulation]`.
 
     Where not every micro-batch is simulated and torch's allocator runs short, eight are simulated, and the
@@ -18,8 +20,6 @@ class SimulationTable(BaseModel):
     `framework_memory.allocator_margin` free before the allocator is simulated, and so does one that is known
     to fit with expandable segments, which leave no gaps: that it ran says that its tensors are overestimated.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     every_micro_batch: bool = Field(
         default=True,

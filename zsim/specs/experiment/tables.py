@@ -31,7 +31,7 @@ from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.formats.detect import is_training_file, merge_training_file
 from zsim.specs.key_index import nearest_key
-from zsim.specs.lazy_model import Lazy, LazyKinds, LazyModel
+from zsim.specs.lazy_model import Lazy, LazyKinds, LazyModel, StrictTable
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable_names
@@ -39,7 +39,7 @@ from zsim.specs.strategy.choices import default_kind
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.registry import STRATEGIES, is_strategy, meant_strategies
-from zsim.specs.strategy.table import Count, StrategyTable, StrictTable
+from zsim.specs.strategy.table import Count, StrategyTable
 from zsim.specs.user_code import UserCode, load_user_models
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.table import StrictTable
 
 
 class TypedTable(StrictTable):
