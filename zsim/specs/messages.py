@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from zsim.errors import MAX_LIST_LETTERS, InputError, did_you_mean, expected_text, nearest
-from zsim.specs.key_index import nearest_key
-from zsim.specs.nested_models import members_of, types_at
+from zsim.specs.key_index import members_of, nearest_key, types_at
 
 _MAX_LISTED = 20
 # What a person writes, by pydantic's name of the problem: its own words name types of Python.
