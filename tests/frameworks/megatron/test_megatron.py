@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.plan.steps import plan_step
 from zsim.frameworks.megatron.host_time import enter_block, enter_chunk
 from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.schedule import run_realtime_tests
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.megatron.settings.experts import HostEvents
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.model.spec import Module, Norm, Parameter

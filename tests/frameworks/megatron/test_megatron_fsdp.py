@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.plan.steps import plan_step
 from zsim.frameworks.megatron.fsdp.groups import arrange_rows, row_multiple
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.megatron.settings.experts import HostEvents
 from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp
-from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 
