@@ -102,7 +102,8 @@ class MegatronConfig(StrategyConfig):
     """The weights of fp8 products are kept and gathered in fp8."""
     overlap_expert_parallel: bool = False
     """Experts' exchanges of one micro-batch run during another's layers
-    (`zsim.frameworks.megatron.pipeline_runtime`).
+    (`zsim.frameworks.megatron.pipeline_runtime`). One forward more is ahead (`get_pp_rank_microbatches` of
+    Megatron-LM d98e8a64).
     """
     delay_wgrad_compute: bool = False
     """Under `overlap_expert_parallel`, the gradients of weights run as steps of their own."""
@@ -143,6 +144,18 @@ class MegatronConfig(StrategyConfig):
     @property
     def plans_workspaces(self) -> bool:
         return bool(self.workspaces)
+
+    @property
+    def aligns_grad_reduce(self) -> bool:
+        """Whether the gradients of a chunk start to be reduced at a step of the schedule, not in the chunk's
+        own last backward.
+        """
+        return self.overlap_grad_reduce and self.align_grad_reduce
+
+    @property
+    def aligns_param_gather(self) -> bool:
+        """Whether the parameters of a chunk start to be gathered at a step of the interleaved schedule."""
+        return self.overlap_param_gather and self.align_param_gather
 
     @property
     def shards_states(self) -> bool:
