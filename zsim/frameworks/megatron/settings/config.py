@@ -345,7 +345,7 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
         )
 
 
-class Megatron(Framework[MegatronTable, MegatronConfig]):
+class MegatronFramework(Framework[MegatronTable, MegatronConfig]):
     table = MegatronTable
     title = "Megatron"
     order = 5
@@ -361,7 +361,7 @@ class Megatron(Framework[MegatronTable, MegatronConfig]):
     )  # fmt: skip
 
 
-FRAMEWORK = Megatron()
+FRAMEWORK = MegatronFramework()
 
 
 _REFUSED = "which Megatron refuses"

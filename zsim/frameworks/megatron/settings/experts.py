@@ -64,7 +64,7 @@ def host_events(table: MegatronTable, training: TrainingConfig, has_core: bool) 
     has_attention, has_router = "attn" not in graphs, "moe_router" not in graphs
     is_grouped, has_engine = table.moe_grouped_gemm, table.runs_transformer_engine
 
-    def of_modules(event: str) -> tuple[str | None, str | None]:
+    def event_pair(event: str) -> tuple[str | None, str | None]:
         attention = event if has_engine and has_attention else None
         return attention, event if has_engine and has_router else None
 
@@ -73,9 +73,11 @@ def host_events(table: MegatronTable, training: TrainingConfig, has_core: bool) 
         experts=(router if has_router else None, dispatch) if is_grouped else (None, None),
         local_expert=None if is_grouped else f"{name}_expert",
         product="megatron_core_product" if has_engine and is_grouped else None,
-        norms=of_modules("megatron_core_norm"),
-        linears=of_modules("megatron_core_linear"),
-        attention=of_modules("megatron_core_unfused_attention")[0] if training.attention == "math" else None,
+        norms=event_pair("megatron_core_norm"),
+        linears=event_pair("megatron_core_linear"),
+        attention=event_pair("megatron_core_unfused_attention")[0]
+        if training.attention == "math"
+        else None,
         pairing=f"{name}_pairing" if table.overlap_expert_parallel else None,
     )
 
