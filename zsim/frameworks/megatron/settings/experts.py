@@ -75,9 +75,7 @@ def host_events(table: MegatronTable, training: TrainingConfig, has_core: bool) 
         product="megatron_core_product" if has_engine and is_grouped else None,
         norms=event_pair("megatron_core_norm"),
         linears=event_pair("megatron_core_linear"),
-        attention=event_pair("megatron_core_unfused_attention")[0]
-        if training.attention == "math"
-        else None,
+        attention=event_pair("megatron_core_unfused_attention")[0] if training.attention == "math" else None,
         pairing=f"{name}_pairing" if table.overlap_expert_parallel else None,
     )
 
