@@ -17,7 +17,7 @@ FLOOR: dict[str, float] = {
     "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
     "extras": 0, "garbage_collection": 0, "memo": 0,
     "specs.strategy.fp8": 0.1, "specs.strategy.lengths": 0.1, "specs.strategy.images": 0.1,
-    "specs.strategy.table": 0.1,
+    "specs.lazy_model": 0.05, "specs.strategy.table": 0.1,
     "specs.strategy.choices": 0.1, "specs.strategy.framework": 0.12, "specs.strategy.registry": 0.15,
     "cost.kernels.kernel": 0.05, "cost.kernels.passes": 0.07,
     "cost.kernels.losses": 0.1, "cost.kernels.layer_kernels": 0.1,

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.plan.steps import plan_step
 from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
-from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 

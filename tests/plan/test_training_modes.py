@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.steps import walk_step
+from tests.plan.steps import plan_step, walk_step
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import selective_op_modules
 from zsim.cost.rates.efficiency import gemm_fraction
@@ -15,7 +15,6 @@ from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.operations import BACKWARD, FORWARD
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
-from zsim.plan.make import plan_step
 from zsim.plan.stage import Stage
 from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import make_workload

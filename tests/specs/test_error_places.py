@@ -14,8 +14,8 @@ from zsim.errors import InputError
 from zsim.specs.cluster.gpu import AttentionCurve
 from zsim.specs.cluster.network import Network
 from zsim.specs.experiment.tables import ExperimentFile
+from zsim.specs.key_index import members_of
 from zsim.specs.messages import validate_table
-from zsim.specs.nested_models import members_of
 from zsim.specs.strategy.registry import STRATEGIES
 
 

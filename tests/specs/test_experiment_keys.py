@@ -67,7 +67,7 @@ def test_strategies_say_what_their_software_was() -> None:
     assert early.fetches_one_by_one
     graph = job(strategy={"kind": "megatron", "cuda_graph": True, "skips_update": True}).strategy
     assert isinstance(graph, MegatronConfig)
-    assert (graph.block_overhead, graph.skips_update, graph.checks_nan) == (None, True, True)
+    assert (graph.host_events.block, graph.skips_update, graph.checks_nan) == (None, True, True)
     owners = job(strategy={**INTERNEVO, "grad_reduce_dtype": "bf16"}).strategy
     assert isinstance(owners, MegatronConfig)
     assert (owners.has_whole_tensor_owners, owners.is_contiguous, owners.fuses_accumulation) == (

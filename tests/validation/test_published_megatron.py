@@ -121,12 +121,12 @@ def test_the_hybrid_note_says_what_overlaps(note: str, expected: tuple[bool, boo
 
 
 def test_a_cuda_graph_spares_the_host_the_layers() -> None:
-    assert megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=False}").block_overhead is not None
-    assert megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=full}").block_overhead is None
+    assert megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=False}").host_events.block is not None
+    assert megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=full}").host_events.block is None
     parts = megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=transformer_engine:attn+moe_router}")
-    assert parts.block_overhead == "megatron_core_half_block"
+    assert parts.host_events.block == "megatron_core_half_block"
     tests = megatron(**CORE, notes="hybrid{grad_overlap=0}", flags="deterministic-mode + NCCL_ALGO=Ring")
-    assert tests.block_overhead == "megatron_core_deterministic_block"
+    assert tests.host_events.block == "megatron_core_deterministic_block"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_internevo_sums_on_all_ranks_and_shards_states_within_its_group() -> Non
     )
     assert strategy.bucket_size == 512 * 2**20
     assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (True, False)
-    assert strategy.block_overhead is None
+    assert strategy.host_events.block is None
     assert any("InternEvo" in assumption for assumption in found.assumptions)
     assert not found.job.training.compile
     assert megatron(**{**INTERNEVO, "shard_group": "16"}).optimizer_instances == 1
@@ -203,7 +203,7 @@ def test_nanotron_reduces_behind_backward_with_zero_1_and_in_ddps_buckets_withou
         assert strategy.is_nanotron
         assert not strategy.has_whole_tensor_owners
         assert not strategy.overlap_param_gather
-        assert (strategy.grad_dtype, strategy.block_overhead) == ("fp32", "nanotron_block")
+        assert (strategy.grad_dtype, strategy.host_events.block) == ("fp32", "nanotron_block")
 
 
 def test_nanotrons_network_is_its_busy_clusters() -> None:

@@ -67,7 +67,7 @@ class MessageCall(NamedTuple):
     """
     waits: Literal["host", "stream", "use"]
     """The wait after all are posted. "host" blocks the host until the messages and the compute stream are
-    done (Megatron's `batch_p2p_sync`; also without messages). "stream" has the compute stream wait for all.
+    done, also without messages. "stream" has the compute stream wait for all.
     "use" has only the action that needs a receive wait for it, and a send is waited for at a MessageWait or
     the step's end.
     """

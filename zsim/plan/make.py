@@ -175,23 +175,6 @@ def stages_of(model: ModelSpec, parallelism: ParallelismConfig) -> list[ModelSpe
     return stages
 
 
-def plan_step(
-    workload: Workload,
-    strategy: StrategyConfig,
-    world_size: int,
-    *,
-    is_cpu: bool = False,
-    copies_scatters: bool = False,
-) -> Plan:
-    """The plan of one steady step of `workload` on a data-parallel group of `world_size` ranks. `is_cpu` and
-    `copies_scatters` are those of `PlanBasis`. Raises what `plan_stages` raises.
-    """
-    parallelism = ParallelismConfig()
-    return plan_stages(
-        [workload], strategy, world_size, parallelism, is_cpu=is_cpu, copies_scatters=copies_scatters
-    )
-
-
 def plan_stages(
     workloads: Sequence[Workload],
     strategy: StrategyConfig,

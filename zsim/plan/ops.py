@@ -171,15 +171,15 @@ class MemoryChange(NamedTuple):
     """The op that must end before the block can be reused (-1: stream order suffices)."""
     is_pinned: bool = False
     owner: str = ""
-    """The module, block or FSDP unit it is for, "" for a shared pool. Memory that is freed separately has
-    separate owners (FSDP1's gradients before and after flattening).
+    """The module, block or unit it is for, "" for a shared pool. Memory that is freed separately has separate
+    owners (gradients before and after flattening).
     """
     tensors: tuple[int, ...] = ()
     """Bytes of each tensor, if several are allocated at once."""
     stream: str = ""
     """The allocating stream, if it is not the stream of the next work."""
     part: str = ""
-    """Its kind, if a free means one of several (FSDP2's gathered input, parameters, gradients)."""
+    """Its kind, if a free means one of several (a gathered input, parameters, gradients)."""
     micro_batch: int = -1
     """The micro-batch, for memory held per micro-batch (activations), else -1."""
 

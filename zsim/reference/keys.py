@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from zsim.errors import InputError, did_you_mean, nearest
 from zsim.reference.files import FILES, Schema, schema_of
-from zsim.specs.experiment.programs import CONFIG_MAPPINGS, NAMES
+from zsim.specs.experiment.programs import config_mappings, readable_programs
 from zsim.specs.formats.program import ConfigMapping
 from zsim.specs.key_index import Concept
 from zsim.specs.strategy.registry import framework_of, kinds_in_order
@@ -277,10 +277,10 @@ def _format_default(value: object) -> str:
 def _mappings_by_path() -> dict[str, list[tuple[str, ConfigMapping]]]:
     """By key of an experiment, the name of each program with a setting for it in a file, and the setting."""
     mappings: dict[str, list[tuple[str, ConfigMapping]]] = {}
-    for program, rows in CONFIG_MAPPINGS.items():
-        for row in rows:
+    for name, program in readable_programs().items():
+        for row in config_mappings(name):
             if row.location == "file" and row.instruction not in ("always", "never"):
-                mappings.setdefault(row.key, []).append((NAMES[program], row))
+                mappings.setdefault(row.key, []).append((program.title, row))
     return mappings
 
 

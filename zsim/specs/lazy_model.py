@@ -10,13 +10,25 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from pydantic_core import core_schema
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
+
+
+class StrictTable(BaseModel):
+    """A table that people write: frozen, and without keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class FiniteTable(StrictTable):
+    """A table whose numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class LazyModel:

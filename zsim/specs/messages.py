@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from zsim.errors import MAX_LIST_LETTERS, InputError, did_you_mean, expected_text, nearest
-from zsim.specs.key_index import nearest_key
-from zsim.specs.nested_models import members_of, types_at
+from zsim.specs.key_index import nearest_key, types_at
 
 _MAX_LISTED = 20
 # What a person writes, by pydantic's name of the problem: its own words name types of Python.
@@ -265,28 +264,7 @@ def _format(value: object) -> str:
 
 def _keys(model_type: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     """The keys that the table at `location` may have, as files spell them."""
-    annotation: Any = model_type
-    for part in location:
-        model = _model_in(annotation)
-        if model is not None:
-            fields = {field.alias or name: field for name, field in model.model_fields.items()}
-            if part in fields:
-                annotation = fields[str(part)].annotation
-                continue
-        arguments = get_args(annotation)
-        if get_origin(annotation) in (dict, list, tuple, Mapping) and arguments:
-            annotation = arguments[-1] if arguments[-1] is not ... else arguments[0]
-    model = _model_in(annotation)
-    if model is None:
-        return []
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model class of an annotation, also in `X | None`."""
-    models = (
-        member
-        for member in members_of(annotation)
-        if isinstance(member, type) and issubclass(member, BaseModel)
-    )
-    return next(models, None)
+    choices = _walk(location, model_type)[1]
+    models = (choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
+    model = next(models, None)
+    return [] if model is None else [field.alias or name for name, field in model.model_fields.items()]

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_toml, read_user_file
 from zsim.resources import PRESETS, preset_table
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
 from zsim.specs.presets import topology_preset_names
 
@@ -19,10 +20,8 @@ PRICES = PRESETS / "prices.toml"
 _Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Price(BaseModel):
+class Price(StrictTable):
     """The price of a GPU of one cluster."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     gpu_hour_price: _Price = Field(description="money per GPU and hour")
     instance_gpus: int = Field(
@@ -38,10 +37,8 @@ class Price(BaseModel):
     source: str = Field(default="yours", description="who says so")
 
 
-class PriceList(BaseModel):
+class PriceList(StrictTable):
     """A file of prices, by preset or path of a cluster."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_: int = Field(default=1, alias="schema", ge=1, le=1, description="version of the file's form")
     currency: str = Field(default="USD", description="the money's name")

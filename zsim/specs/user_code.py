@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, ZsimError
 from zsim.specs.capture.capture import capture_function, names_function
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.messages import format_problems
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import ModelSpec
 
@@ -86,3 +88,22 @@ def _load_user_model(value: Any, where: str, code: UserCode | None) -> Any:
         refuse_function(value, where)
         return value
     return code.resolve(value) if isinstance(value, str) else value
+
+
+def unreadable_names(data: Mapping[str, Any]) -> list[str]:
+    """One sentence for each of the model and the cluster named in file-shaped `data` that cannot be read."""
+    problems = []
+    for key, load in (("model", load_named_model), ("cluster", load_cluster)):
+        if isinstance(data.get(key), str):
+            try:
+                load(data[key])
+            except ZsimError as error:
+                problems.append(str(error))
+    return problems
+
+
+def check_names(model: object, cluster: object) -> None:
+    """Raises InputError about model and cluster if neither can be read."""
+    problems = unreadable_names({"model": model, "cluster": cluster})
+    if len(problems) > 1:
+        raise InputError(format_problems("experiment", problems))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.expect import of_kind
+from tests.plan.steps import plan_step
 from zsim.frameworks.ddp.schedule import ddp_buckets
 from zsim.frameworks.ddp.settings import DdpConfig
-from zsim.plan.make import plan_step
 from zsim.plan.memory.tensors import plan_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.shared.optimizer import UPDATE

@@ -24,10 +24,11 @@ from tests.frameworks.deepspeed.zeropp_jobs import (
     plan_of,
     sent,
 )
+from tests.plan.steps import plan_step
 from zsim.cost.kernels.quantization import weight_groups
 from zsim.errors import InputError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.plan.make import make_plan, plan_step
+from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Kernels, Plan
 from zsim.plan.workload.workload import make_workload

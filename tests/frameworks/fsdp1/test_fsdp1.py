@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.plan.steps import plan_step
 from zsim.errors import InputError
 from zsim.frameworks.fsdp1.reduce import predivide_factor
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp1.wrapping import make_flat_units, size_based_paths
-from zsim.plan.make import plan_step
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload

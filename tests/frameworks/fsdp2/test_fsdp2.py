@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.plan.steps import plan_step
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.frameworks.fsdp2.param_groups import MeshInfo
@@ -17,7 +18,6 @@ from zsim.frameworks.fsdp2.schedule import Fsdp2Schedule
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.actions import no_pipeline
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.stage import DataParallel, Stage

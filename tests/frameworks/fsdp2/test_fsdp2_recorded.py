@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.make import plan_step
+from tests.plan.steps import plan_step
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.plan.steps import plan_step
 from zsim.frameworks.megatron.host_time import enter_block, enter_chunk
 from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.schedule import run_realtime_tests
 from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.megatron.settings.experts import HostEvents
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.model.spec import Module, Norm, Parameter
@@ -302,7 +303,7 @@ def test_nanotrons_blocks_wait_for_tensor_ranks_in_a_pipeline(
 ) -> None:
     """More than in proportion to them: n to the power of 1.25."""
     builder = PlanBuilder([])
-    strategy = replace(CORE, block_overhead="nanotron_block")
+    strategy = replace(CORE, host_events=HostEvents(block="nanotron_block"))
     split = ParallelismConfig(pipeline=2, tensor=tensor, style=NANOTRON)
     block = next(
         one for one in make_workload(toys.transformer(), toys.training()).segments if one.kind == "block"
@@ -335,7 +336,7 @@ def test_attention_costs_a_megatron_block_more(
     block = next(
         one for one in make_workload(toys.transformer(), toys.training()).segments if one.kind == "block"
     )
-    strategy = replace(CORE, attention_overhead=attention)
+    strategy = replace(CORE, host_events=HostEvents(attention=attention))
     enter_block(builder, strategy, replace(split, style=MEGATRON), block, 2)
     events = {op.overhead: op.events for op in builder.program([], "").ops}
     assert events == {"megatron_core_block": 2, **expected}
@@ -386,7 +387,7 @@ def test_the_interleaved_schedule_pays_for_every_chunk(
 ) -> None:
     """But where timers wait for the messages."""
     builder = PlanBuilder([])
-    strategy = replace(CORE, block_overhead=overhead)
+    strategy = replace(CORE, host_events=HostEvents(block=overhead))
     split = ParallelismConfig(pipeline=2, virtual_stages=virtual, style=style)
     enter_chunk(builder, replace(strategy, synchronizes_timers=True), split)
     enter_chunk(builder, strategy, split)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.plan.steps import plan_step
 from zsim.frameworks.megatron.fsdp.groups import arrange_rows, row_multiple
 from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.megatron.settings.experts import HostEvents
 from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp
-from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 
@@ -25,7 +26,7 @@ PlanFor = Callable[..., Plan]
 BASE = MegatronConfig(
     distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True, param_dtype="bf16",
     grad_dtype="fp32", average_in_collective=False, bucket_size=None, optimizer_instances=1,
-    is_contiguous=True, fuses_accumulation=True, checks_nan=False, block_overhead=None,
+    is_contiguous=True, fuses_accumulation=True, checks_nan=False, host_events=HostEvents(block=None),
 )  # fmt: skip
 FSDP = MegatronFsdp(
     "optim_grads_params", "no_shard", overlaps_gradients=True, overlaps_parameters=True, bucket_size=1500,
@@ -293,7 +294,7 @@ def test_the_host_runs_the_hooks_of_sharded_layers(toys: Any, sharding: str, tim
     """Four layers, forward and backward, of four modules with a parameter each: in front of the modules
     forward, behind their gradients backward. Hooks were timed where parameters are sharded."""
     fsdp: Any = {"sharding": sharding}
-    plan = toy_plan(toys, replace(FSDP, **fsdp), strategy={"block_overhead": "megatron_core_block"})
+    plan = toy_plan(toys, replace(FSDP, **fsdp), strategy={"host_events": HostEvents()})
     entered: Counter[str] = Counter()
     for op in plan.ops:
         if op.overhead is not None and op.overhead.startswith("megatron_fsdp"):

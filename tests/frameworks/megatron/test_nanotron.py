@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.plan.steps import plan_step
 from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 

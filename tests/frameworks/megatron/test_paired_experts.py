@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.plan.pipeline.runtimes import steps_of
+from tests.plan.pipeline.runtimes import megatron_settings, steps_of
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
-from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.plan.actions import Action, Overlap
 from zsim.plan.make import make_plan
 from zsim.plan.memory.tensors import device_peaks
@@ -125,7 +124,7 @@ def test_all_work_is_there_once() -> None:
 
 
 def test_without_a_pipeline_every_backward_runs_beside_the_next_forward() -> None:
-    settings = MegatronPipeline(pairs=True)
+    settings = megatron_settings(overlap_expert_parallel=True)
     (steps,) = steps_of("megatron", "1f1b", 1, 1, 3, settings=settings)
     pairs = [Overlap(Action("F", 0, n + 1), Action("B", 0, n)) for n in range(2)]
     assert steps == [Action("F", 0, 0), *pairs, Action("B", 0, 2)]
@@ -134,7 +133,7 @@ def test_without_a_pipeline_every_backward_runs_beside_the_next_forward() -> Non
 @pytest.mark.parametrize("overlaps_p2p", [True, False])
 def test_with_a_pipeline_one_forward_more_is_ahead(overlaps_p2p: bool) -> None:
     """4 ranks, 2 chunks, 8 micro-batches: 2 (ranks - 1 - rank) + (chunks - 1) ranks + 1 forwards ahead."""
-    settings = MegatronPipeline(pairs=True, overlaps_p2p=overlaps_p2p)
+    settings = megatron_settings(overlap_expert_parallel=True, overlap_p2p=overlaps_p2p)
     for rank, steps in enumerate(steps_of("megatron", "interleaved-1f1b", 4, 2, 8, settings=settings)):
         computed = [one for one in steps if isinstance(one, Overlap) or one[0] in ("F", "B")]
         ahead = 2 * (3 - rank) + 4 + 1

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.plan.steps import plan_step
 from zsim.errors import InputError
 from zsim.frameworks.reference.settings import ReferenceConfig
-from zsim.plan.make import plan_step
 from zsim.plan.memory.tensors import bytes_before_update, plan_peaks
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload

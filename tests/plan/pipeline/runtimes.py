@@ -9,6 +9,7 @@ from zsim.frameworks.deepspeed.pipeline import DeepSpeedRuntime
 from zsim.frameworks.megatron.nanotron import NanotronRuntime
 from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.pipeline_runtime import MegatronRuntime
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.torch.parallelism import TORCH
 from zsim.frameworks.torch.pipeline import TorchRuntime
 from zsim.plan.actions import Order, Step
@@ -24,6 +25,17 @@ RUNTIMES: dict[str, tuple[ModelParallelStyle, type[PipelineRuntime]]] = {
     "deepspeed": (SPLIT_LAYERS, DeepSpeedRuntime),
     "nanotron": (NANOTRON, NanotronRuntime),
 }
+
+
+def megatron_settings(**settings: Any) -> MegatronConfig:
+    """Megatron's data parallelism as core 0.18 runs it, and other settings of its pipeline."""
+    plain: dict[str, Any] = {
+        "distributed_optimizer": True, "overlap_grad_reduce": False, "overlap_param_gather": False,
+        "param_dtype": "bf16", "grad_dtype": "fp32", "average_in_collective": False, "bucket_size": None,
+        "optimizer_instances": 1, "is_contiguous": True, "fuses_accumulation": True, "checks_nan": False,
+        "waits_sends": True,
+    }  # fmt: skip
+    return MegatronConfig(**plain | settings)
 
 
 def parallelism_of(
@@ -48,6 +60,8 @@ def steps_of(
 ) -> list[list[Step]]:
     """The steps of every rank. `options` are the runtime's own."""
     parallelism = parallelism_of(schedule, ranks, virtual, csv=csv, passes=passes, framework=framework)
+    if framework == "megatron":
+        options.setdefault("settings", megatron_settings())
     return lowering.steps_of(RUNTIMES[framework][1](parallelism, **options), micro_batches)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.plan.pipeline.runtimes import steps_of
-from zsim.frameworks.megatron.pipeline import MegatronPipeline
+from tests.plan.pipeline.runtimes import megatron_settings, steps_of
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -28,14 +28,14 @@ def counts(case: str) -> dict[str, int]:
     return {word[0]: int(word[1:]) for word in case.split() if word[1:].isdigit()}
 
 
-def settings(case: str, *, waits_sends: bool) -> MegatronPipeline:
-    return MegatronPipeline(
-        group_size=counts(case)["n"],
-        overlaps_p2p="overlap_p2p_comm" in case.split(),
-        flushes_ahead="overlap_p2p_comm_warmup_flush" in case,
+def settings(case: str, *, waits_sends: bool) -> MegatronConfig:
+    return megatron_settings(
+        micro_batch_group=counts(case)["n"],
+        overlap_p2p="overlap_p2p_comm" in case.split(),
+        overlap_p2p_warmup_flush="overlap_p2p_comm_warmup_flush" in case,
         waits_sends=waits_sends,
-        aligns_grad_reduce="align_grad_reduce" in case,
-        aligns_param_gather="align_param_gather" in case,
+        overlap_grad_reduce="align_grad_reduce" in case,
+        overlap_param_gather="align_param_gather" in case,
     )
 
 

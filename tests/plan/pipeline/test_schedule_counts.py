@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.plan.pipeline.runtimes import steps_of
+from tests.plan.pipeline.runtimes import megatron_settings, steps_of
 from zsim.errors import InputError
-from zsim.frameworks.megatron.pipeline import MegatronPipeline
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 
 STEPS = "training.gradient_accumulation_steps: found"
 STAGES = "parallelism.virtual_stages: found"
@@ -44,16 +44,21 @@ def test_counts_are_refused(counts: tuple[Any, ...], message: str) -> None:
         (
             2,
             4,
-            MegatronPipeline(overlaps_p2p=False),
+            megatron_settings(overlap_p2p=False),
             r"parallelism\.pipeline: found 2, .* expected 3 or",
         ),
-        (4, 8, MegatronPipeline(group_size=3), r"parallelism\.pipeline: found 4 .* = 3; .* ranks: 4"),
-        (4, 8, MegatronPipeline(flushes_ahead=True, overlaps_p2p=False), "warmup_flush: found true without"),
-        (4, 7, MegatronPipeline(group_size=6), f"{STEPS} 7, .* a group of 6, .*; the nearest is 6"),
+        (4, 8, megatron_settings(micro_batch_group=3), r"parallelism\.pipeline: found 4 .* = 3; .* ranks: 4"),
+        (
+            4,
+            8,
+            megatron_settings(overlap_p2p_warmup_flush=True, overlap_p2p=False),
+            "warmup_flush: found true without",
+        ),
+        (4, 7, megatron_settings(micro_batch_group=6), f"{STEPS} 7, .* a group of 6, .*; the nearest is 6"),
     ],
 )
 def test_megatron_s_settings_are_refused(
-    ranks: int, micro_batches: int, settings: MegatronPipeline, message: str
+    ranks: int, micro_batches: int, settings: MegatronConfig, message: str
 ) -> None:
     """Its own checks: p > 2 without overlap, n in [p, m], and m mod n 0 or at least p."""
     with pytest.raises(InputError, match=message):

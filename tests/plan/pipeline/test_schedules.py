@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.plan.pipeline.runtimes import RUNTIMES, orders_of, parallelism_of, steps_of
+from tests.plan.pipeline.runtimes import RUNTIMES, megatron_settings, orders_of, parallelism_of, steps_of
 from tests.plan.pipeline.streams import Playing
 from zsim.errors import InputError
-from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.plan.actions import (
     Action,
     Kind,
@@ -29,10 +28,10 @@ from zsim.plan.pipeline.orders import rank_of_stage, ranks_of_stages, stage_of
 SINGLE, V_SHAPED = ("gpipe", "1f1b"), ("zbv-zero-bubble", "dualpipe-v")
 STYLED = [(style, schedule) for style in RUNTIMES for schedule in RUNTIMES[style][0].schedules]
 SETTINGS = (
-    MegatronPipeline(),
-    MegatronPipeline(waits_sends=False, aligns_grad_reduce=True, aligns_param_gather=True),
-    MegatronPipeline(flushes_ahead=True),
-    MegatronPipeline(overlaps_p2p=False, aligns_grad_reduce=True),
+    megatron_settings(),
+    megatron_settings(waits_sends=False, overlap_grad_reduce=True, overlap_param_gather=True),
+    megatron_settings(overlap_p2p_warmup_flush=True),
+    megatron_settings(overlap_p2p=False, overlap_grad_reduce=True),
 )
 
 
@@ -185,7 +184,7 @@ def manners(style: str, ranks: int, virtual: int) -> list[dict[str, Any]]:
     if style != "megatron":
         return [{"is_fsdp": True}] if style == "torch" else [{}]
     groups = (None, ranks + 1) if virtual > 1 else (None,)
-    return [{"settings": replace(one, group_size=group)} for one, group in product(SETTINGS, groups)]
+    return [{"settings": replace(one, micro_batch_group=group)} for one, group in product(SETTINGS, groups)]
 
 
 @pytest.mark.parametrize(("style", "schedule"), STYLED)
@@ -211,8 +210,8 @@ def test_programs_come_to_their_ends_and_compute_the_order(style: str, schedule:
                 [one for one in steps if isinstance(one, Action) and one.kind in DURATIONS]
                 for steps in programs
             ]
-            settings = options.get("settings", MegatronPipeline())
-            orders = orders_of(*counts, group_size=settings.group_size)
+            settings = options.get("settings", megatron_settings())
+            orders = orders_of(*counts, group_size=settings.micro_batch_group)
             assert computed == [actions(order) for order in orders], (counts, options)
             forwards = {one for order in computed for one in order if one.kind == "F"}
             assert forwards == {

@@ -9,7 +9,7 @@ import pytest
 import zsim
 from tests.study.tune.conftest import tune
 from zsim.specs.experiment.load import change_experiment
-from zsim.specs.experiment.programs import CONFIG_MAPPINGS, Program, find_config_mapping
+from zsim.specs.experiment.programs import Program, find_config_mapping, readable_programs
 from zsim.study.tune.axes import candidates, choices_of
 from zsim.study.tune.axis import LOSS, Base, TunedAxis
 from zsim.study.tune.explain import file_settings, script_changes
@@ -86,7 +86,7 @@ def test_what_the_file_has_may_stay(make_tiny: Tiny) -> None:
     assert "every 2nd" not in said
 
 
-@pytest.mark.parametrize("program", CONFIG_MAPPINGS)
+@pytest.mark.parametrize("program", readable_programs())
 def test_nothing_that_is_proposed_is_unknown_to_the_table(make_tiny: Tiny, program: Program) -> None:
     for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed"):
         base = change_kind(of_program(make_tiny({"stage": 3}), program), kind)

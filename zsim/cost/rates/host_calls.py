@@ -8,12 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from zsim.resources import PRESETS
 from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Evidence, Table
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
 from zsim.units import Seconds
 
@@ -33,10 +34,8 @@ class HostCost(Table):
     """Seconds of every kernel that is launched on a GPU, beyond the launch."""
 
 
-class _FrameworkFile(BaseModel):
+class _FrameworkFile(StrictTable):
     """One `[event]` table per key of `Op.overhead`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     events: dict[str, HostCost]

@@ -173,7 +173,8 @@ def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
     offsets = np.arange(members.shape[1]) - firsts
     orders = []
     for channel in range(entries.shape[1] if len(counts) > 1 else 1):
-        ring_order = firsts + (offsets + np.repeat(entries[:, channel], counts)) % sizes
+        turned = offsets + np.repeat(entries[:, channel], counts)
+        ring_order = firsts + np.where(turned < sizes, turned, turned - sizes)
         orders.append((members[:, ring_order], crosses))
     return orders
 

@@ -4,7 +4,6 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    SGLANG_SERVED,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -29,9 +28,7 @@ WORKFLOW = RlFramework(
     transports={"split": "broadcast", "async": "broadcast"},
     syncs={"broadcast": SyncRates(1e9, 0.05e-3, inf, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
-    hosts={"split": SGLANG_SERVED, "async": SGLANG_SERVED},
     algorithms=("grpo", "ppo", "dapo", "rloo"),
-    placements=("split", "async"),
     controllers={placement: ControllerRates(1.0, 0.5) for placement in ("split", "async")},
     trainer={
         "fsdp2": TrainerDefaults(training={"activation_checkpointing": "full"}),

@@ -13,10 +13,7 @@ from zsim.ui.field import Field, FrameworkFields
 FIELDS = FrameworkFields("DDP", position=4, fields=(Field("strategy.bucket_cap_mb", "Bucket", "MiB"),))
 
 
-class DdpSettings(TypedTable, DdpTable):
+class Ddp(TypedTable, DdpTable):
     """Torch's DistributedDataParallel: `zsim.Ddp(bucket_cap_mb=50)`."""
 
     kind: Literal["ddp"] = pydantic.Field(default="ddp", description="whose data parallelism")
-
-
-Ddp = DdpSettings

@@ -44,7 +44,7 @@ class DdpConfig(StrategyConfig):
         return "DDP"
 
 
-class Ddp(Framework[DdpTable, DdpConfig]):
+class DdpFramework(Framework[DdpTable, DdpConfig]):
     table = DdpTable
     title = "DDP"
     order = 1
@@ -52,4 +52,4 @@ class Ddp(Framework[DdpTable, DdpConfig]):
     unread_keys = (MODEL_PARALLEL_KEYS | {"training.autocast"}) - {"parallelism.context"}
 
 
-FRAMEWORK = Ddp()
+FRAMEWORK = DdpFramework()

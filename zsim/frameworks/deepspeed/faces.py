@@ -80,7 +80,7 @@ FIELDS = DeepSpeedFields(
 )
 
 
-class DeepSpeedSettings(TypedTable, DeepSpeedTable):
+class DeepSpeed(TypedTable, DeepSpeedTable):
     """DeepSpeed's ZeRO, a stage with its defaults or a configuration.
 
     `zsim.DeepSpeed(stage=3)` or `zsim.DeepSpeed(config="ds_config.json")`, where `config` may also be the
@@ -88,6 +88,3 @@ class DeepSpeedSettings(TypedTable, DeepSpeedTable):
     """
 
     kind: Literal["deepspeed"] = pydantic.Field(default="deepspeed", description="whose data parallelism")
-
-
-DeepSpeed = DeepSpeedSettings

@@ -6,7 +6,7 @@ from zsim.workflows.rl.framework import ControllerRates, Offloads, RlFramework, 
 SOURCES = {
     "defaults": "DeepSpeed edaa7221 deepspeed/runtime/hybrid_engine.py and config.py, DeepSpeedExamples "
     "45b4b715",
-    "hosts": "assumed: transformers' generate takes 3 ms for a token, and launches kernels one by one",
+    "host": "assumed: transformers' generate takes 3 ms for a token, and launches kernels one by one",
     "syncs": "all layers are gathered once before the answers (pin_parameters), and no copy is handed over",
     "controllers": "assumed: one process a GPU, without a controller",
 }
@@ -20,9 +20,8 @@ WORKFLOW = RlFramework(
     transports={"colocated": "ipc"},
     syncs={"ipc": SyncRates(1e9, 0.0, 1e12, 0.1)},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
-    hosts={"colocated": HostRates(3e-3, 0.0, False)},
+    host=HostRates(3e-3, 0.0, False),
     algorithms=("ppo",),
-    placements=("colocated",),
     controllers={"colocated": ControllerRates(0.5, 0.0)},
     trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},
     enforces_eager=True,

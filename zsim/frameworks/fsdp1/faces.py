@@ -23,10 +23,7 @@ _SHARDING = Field(
 FIELDS = FrameworkFields("FSDP1", position=3, fields=(_SHARDING, *FSDP_FIELDS))
 
 
-class Fsdp1Settings(TypedTable, Fsdp1Table):
+class Fsdp1(TypedTable, Fsdp1Table):
     """Torch's FullyShardedDataParallel: `zsim.Fsdp1(sharding_strategy="SHARD_GRAD_OP")`."""
 
     kind: Literal["fsdp1"] = pydantic.Field(default="fsdp1", description="whose data parallelism")
-
-
-Fsdp1 = Fsdp1Settings

@@ -76,7 +76,7 @@ class Fsdp1Config(StrategyConfig):
         return f"FSDP1 {self.sharding_strategy}"
 
 
-class Fsdp1(Framework[Fsdp1Table, Fsdp1Config]):
+class Fsdp1Framework(Framework[Fsdp1Table, Fsdp1Config]):
     table = Fsdp1Table
     title = "FSDP"
     order = 2
@@ -88,4 +88,4 @@ class Fsdp1(Framework[Fsdp1Table, Fsdp1Config]):
     }
 
 
-FRAMEWORK = Fsdp1()
+FRAMEWORK = Fsdp1Framework()

@@ -23,10 +23,7 @@ _RESHARD = Field(
 FIELDS = FrameworkFields("FSDP2", position=2, fields=(*FSDP_FIELDS, _RESHARD), has_degrees=True)
 
 
-class Fsdp2Settings(TypedTable, Fsdp2Table):
+class Fsdp2(TypedTable, Fsdp2Table):
     """Torch's `fully_shard`. `zsim.Fsdp2(replicate=8)` is hybrid sharding (HSDP) with 8 replicas."""
 
     kind: Literal["fsdp2"] = pydantic.Field(default="fsdp2", description="whose data parallelism")
-
-
-Fsdp2 = Fsdp2Settings

@@ -86,7 +86,7 @@ class Fsdp2Config(StrategyConfig):
         return "FSDP2"
 
 
-class Fsdp2(Framework[Fsdp2Table, Fsdp2Config]):
+class Fsdp2Framework(Framework[Fsdp2Table, Fsdp2Config]):
     table = Fsdp2Table
     title = "FSDP"
     order = 3
@@ -96,4 +96,4 @@ class Fsdp2(Framework[Fsdp2Table, Fsdp2Config]):
     unread_keys = frozenset({"training.lora.preparation", "training.autocast", "parallelism.capacity_factor"})
 
 
-FRAMEWORK = Fsdp2()
+FRAMEWORK = Fsdp2Framework()

@@ -39,10 +39,7 @@ FIELDS = FrameworkFields(
 )
 
 
-class MegatronSettings(TypedTable, MegatronTable):
+class Megatron(TypedTable, MegatronTable):
     """Megatron-Core's data parallelism: `zsim.Megatron(distributed_optimizer=True)`."""
 
     kind: Literal["megatron"] = pydantic.Field(default="megatron", description="whose data parallelism")
-
-
-Megatron = MegatronSettings

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from zsim.frameworks.megatron.buffer import placeholders
 from zsim.frameworks.megatron.nanotron import NanotronRuntime
-from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.frameworks.megatron.pipeline_runtime import MegatronRuntime
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.framework_hooks import FrameworkHooks
@@ -65,7 +64,7 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
     def pipeline(self, config: MegatronConfig, parallelism: ParallelismConfig) -> PipelineRuntime:
         if config.is_nanotron:
             return NanotronRuntime(parallelism)
-        return MegatronRuntime(parallelism, MegatronPipeline.of(config))
+        return MegatronRuntime(parallelism, settings=config)
 
     def resident(self, config: MegatronConfig, models: Sequence[ModelSpec]) -> list[Memory]:
         memories = [Memory("buffers", size) for size in config.workspaces]

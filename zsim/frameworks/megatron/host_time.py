@@ -33,15 +33,16 @@ def enter_block(
     beyond a dense layer's are counted one by one. Under a pipeline nanotron also waits for the ranks of its
     tensor parallelism.
     """
-    overhead = strategy.block_overhead
+    host_events = strategy.host_events
+    overhead = host_events.block
     if overhead is None or segment.kind != "block":
         return
     builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
-    for extra_overhead in (strategy.attention_overhead, strategy.pairing_overhead):
+    for extra_overhead in (host_events.attention, host_events.pairing):
         if extra_overhead is not None:
             builder.host(f"enter {segment.name}", overhead=extra_overhead, events=passes)
-    if any(strategy.norm_overheads):
-        item_overheads = (*strategy.norm_overheads, *strategy.linear_overheads)
+    if any(host_events.norms):
+        item_overheads = (*host_events.norms, *host_events.linears)
         counts = (*unfused_norms(segment), *extra_products(segment))
         for extra_overhead, count in zip(item_overheads, counts, strict=True):
             if extra_overhead is not None and count:
@@ -97,7 +98,7 @@ def extra_products(segment: Segment) -> tuple[int, int]:
 def enter_chunk(builder: PlanBuilder, strategy: MegatronConfig, parallelism: ParallelismConfig) -> None:
     """Host time of a forward or backward of one of several chunks: the interleaved schedule's own Python.
     Where timers wait for every message it is not seen (see `megatron_chunk`)."""
-    has_overhead = strategy.block_overhead is not None and not strategy.synchronizes_timers
+    has_overhead = strategy.host_events.block is not None and not strategy.synchronizes_timers
     if has_overhead and parallelism.style == MEGATRON and parallelism.virtual_stages > 1:
         builder.host("enter chunk", overhead="megatron_chunk")
 
@@ -118,18 +119,19 @@ def enter_experts(
     if call.module.role not in (Role.ROUTER, Role.EXPERT_PRODUCT) or ".lora_" in call.name:
         return
     is_product = call.module.role is Role.EXPERT_PRODUCT
-    overhead = strategy.expert_overheads[is_product]
+    host_events = strategy.host_events
+    overhead = host_events.experts[is_product]
     if is_product and overhead == ROUTING and parallelism.experts.dispatcher in DEDUPLICATING_DISPATCHERS:
         overhead = FUSED_DISPATCH
     if overhead is not None:
         builder.host(f"enter {call.name}", overhead=overhead)
     is_forward = builder.phase in ("forward", "reference", "recompute")
-    if strategy.product_overhead is not None and isinstance(work, GroupedLinear) and work.kernel == "streams":
+    if host_events.product is not None and isinstance(work, GroupedLinear) and work.kernel == "streams":
         products = (work.num_experts - 1) * (1 if is_forward else 2)
         if products:
-            builder.host(f"enter {call.name}", overhead=strategy.product_overhead, events=products)
-    if is_forward and strategy.local_expert_overhead is not None and isinstance(work, GroupedLinear):
-        builder.host(f"enter {call.name}", overhead=strategy.local_expert_overhead, events=work.num_experts)
+            builder.host(f"enter {call.name}", overhead=host_events.product, events=products)
+    if is_forward and host_events.local_expert is not None and isinstance(work, GroupedLinear):
+        builder.host(f"enter {call.name}", overhead=host_events.local_expert, events=work.num_experts)
 
 
 def run_fsdp_hooks(builder: PlanBuilder, segment: Segment, *, is_backward: bool) -> None:

@@ -12,7 +12,6 @@ Without interleaving: `forward_backward_pipelining_without_interleaving` and `P2
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal
 
 from zsim.frameworks.megatron.settings.config import MegatronConfig
@@ -23,7 +22,7 @@ _BATCH_ORDER = ("SEND_B", "RECV_F", "SEND_F", "RECV_B")  # the previous rank's f
 
 
 def interleaved_steps(
-    ranks: int, virtual: int, micro_batches: int, settings: MegatronPipeline
+    ranks: int, virtual: int, micro_batches: int, settings: MegatronConfig
 ) -> list[list[Step]]:
     """The steps of each rank.
 
@@ -34,10 +33,7 @@ def interleaved_steps(
     """
     programs = []
     for rank in range(ranks):
-        program = _Interleaved(
-            _Turns(ranks, rank, virtual, micro_batches, settings.group_size or ranks, pairs=settings.pairs),
-            settings,
-        )
+        program = _Interleaved(_Turns(ranks, rank, virtual, micro_batches, settings), settings)
         program.run()
         programs.append(program.steps)
     return programs
@@ -45,19 +41,20 @@ def interleaved_steps(
 
 class _Turns:
     """The virtual micro-batches of a rank and the messages that belong to each. `num_warmup` forwards come
-    before the first backward, one more where forwards and backwards are `pairs`.
+    before the first backward, one more where forwards and backwards are pairs.
     """
 
     def __init__(
-        self, ranks: int, rank: int, virtual: int, micro_batches: int, group_size: int, *, pairs: bool
+        self, ranks: int, rank: int, virtual: int, micro_batches: int, settings: MegatronConfig
     ) -> None:
+        group_size = settings.micro_batch_group or ranks
         self.ranks, self.rank, self.virtual = ranks, rank, virtual
         self.is_first, self.is_last = rank == 0, rank == ranks - 1
         self.table = interleaved_table(micro_batches, virtual, group_size)
         self.num_turns = len(self.table)
         self.last_micro_batch = micro_batches - 1
         num_warmup = num_interleaved_warmup(ranks, rank, virtual, micro_batches, group_size)
-        self.num_warmup = min(self.num_turns, num_warmup + pairs)
+        self.num_warmup = min(self.num_turns, num_warmup + settings.overlap_expert_parallel)
         self.forwards, self.backwards = interleaved_lists(ranks, rank, virtual, micro_batches, group_size)
 
     def stage(self, chunk: int) -> int:
@@ -122,7 +119,7 @@ class _Interleaved:
     pipeline ranks a forward can wait for a later one's input.
     """
 
-    def __init__(self, turns: _Turns, settings: MegatronPipeline) -> None:
+    def __init__(self, turns: _Turns, settings: MegatronConfig) -> None:
         self.turns, self.settings = turns, settings
         self.steps: list[Step] = []
         self._inputs: deque[Action] = deque()
@@ -141,7 +138,7 @@ class _Interleaved:
             self._warmup_forward(turn)
         self._begin_steady_turns()
         for turn in range(turns.num_turns - turns.num_warmup):
-            if settings.overlaps_p2p:
+            if settings.overlap_p2p:
                 self._overlapped_steady_turn(turn)
             else:
                 self._steady_turn(turn)
@@ -157,7 +154,7 @@ class _Interleaved:
     def _warmup_forward(self, turn: int) -> None:
         turns = self.turns
         sends, receives = turns.forward_send(turn), turns.forward_receive(turn)
-        if self.settings.flushes_ahead:
+        if self.settings.overlap_p2p_warmup_flush:
             early_receives = [] if turns.is_first else receives
             self._wait_for_receive(self._inputs, turns.forwards[turn], is_posting=bool(early_receives))
             self._post(early_receives, "use")
@@ -167,7 +164,7 @@ class _Interleaved:
             self._inputs += receives
             return
         self._forward(turn)
-        is_joined = turn == turns.num_warmup - 1 < turns.num_turns - 1 and not self.settings.overlaps_p2p
+        is_joined = turn == turns.num_warmup - 1 < turns.num_turns - 1 and not self.settings.overlap_p2p
         gradient = self._first_gradient() if is_joined else []
         self._post_and_wait(sends + receives + gradient)
 
@@ -181,7 +178,7 @@ class _Interleaved:
         if self.turns.num_warmup == self.turns.num_turns:
             if not self.turns.is_last:
                 self._post_and_wait(self._first_gradient())
-        elif self.settings.overlaps_p2p:
+        elif self.settings.overlap_p2p:
             self._post(self._first_gradient(), "use")
             self._gradients += self._first_gradient()
 
@@ -199,7 +196,7 @@ class _Interleaved:
     def _overlapped_steady_turn(self, turn: int) -> None:
         turns, forward_turn = self.turns, turn + self.turns.num_warmup
         self._wait_for_receive(self._inputs, turns.forwards[forward_turn])
-        if self.settings.pairs:
+        if self.settings.overlap_expert_parallel:
             self._wait_for_receive(self._gradients, turns.backwards[turn])
             self._forward_and_backward(forward_turn, turn)
         else:
@@ -208,7 +205,7 @@ class _Interleaved:
         self._post(sends + receives, "use")
         self._keep_send("SEND_F", sends, is_waited=self.settings.waits_sends)
         self._inputs += receives
-        if not self.settings.pairs:
+        if not self.settings.overlap_expert_parallel:
             self._wait_for_receive(self._gradients, turns.backwards[turn])
             self._backward(turn)
         self._post_backward(turns.backward_send(turn), turns.backward_receive(turn))
@@ -216,14 +213,14 @@ class _Interleaved:
     def _cooldown_backward(self, turn: int) -> None:
         turns = self.turns
         sends, receives = turns.backward_send(turn), turns.backward_receive(turn)
-        early_receives = receives if self.settings.flushes_ahead and not turns.is_last else []
+        early_receives = receives if self.settings.overlap_p2p_warmup_flush and not turns.is_last else []
         if turn > 0:
             self._wait_for_receive(self._gradients, turns.backwards[turn], is_posting=bool(early_receives))
         self._post(early_receives, "use")
         self._gradients += early_receives
         receives = [] if early_receives else receives
         self._backward(turn)
-        if self.settings.flushes_ahead:
+        if self.settings.overlap_p2p_warmup_flush:
             self._post_backward(sends, receives)
         else:
             self._post_and_wait(sends + receives)
@@ -235,7 +232,7 @@ class _Interleaved:
 
     def _forward_and_backward(self, forward_turn: int, turn: int) -> None:
         """A forward and a backward, as a pair where they are."""
-        if not self.settings.pairs:
+        if not self.settings.overlap_expert_parallel:
             self._forward(forward_turn)
             self._backward(turn)
             return
@@ -260,7 +257,7 @@ class _Interleaved:
         """Post messages that are waited for at once: a batch and its host wait, even of nothing, or lone
         messages.
         """
-        if self.settings.overlaps_p2p:
+        if self.settings.overlap_p2p:
             self._post(messages, "stream")
         else:
             ordered = sorted(messages, key=lambda message: _BATCH_ORDER.index(message.kind))
@@ -314,58 +311,8 @@ class _Interleaved:
             self.steps.append(MessageWait((oldest,)))
 
 
-@dataclass(frozen=True, slots=True)
-class MegatronPipeline:
-    """Settings of Megatron-Core that change its steps. The defaults are the command line's."""
-
-    group_size: int | None = None
-    """`microbatch_group_size_per_vp_stage`, None for the number of pipeline ranks."""
-    overlaps_p2p: bool = True
-    """Interleaved only: `--no-overlap-p2p-communication` turns it off."""
-    flushes_ahead: bool = False
-    """`--overlap-p2p-communication-warmup-flush`."""
-    waits_sends: bool = True
-    """From core 0.18 on the send of a forward is waited for at once. Before, it was not waited for until the
-    next (commit 260cba71).
-    """
-    aligns_grad_reduce: bool = False
-    """`overlap_grad_reduce` with `align_grad_reduce`: the gradients of a chunk start to be reduced at a step
-    of the schedule instead of in the chunk's own last backward.
-    """
-    aligns_param_gather: bool = False
-    """`overlap_param_gather` with `align_param_gather`, interleaved only: the parameters of a chunk start to
-    be gathered at a step of the schedule.
-    """
-    pairs: bool = False
-    """`--overlap-moe-expert-parallel-comm`: a forward and a backward run side by side, and one forward more
-    is ahead (`get_pp_rank_microbatches` of Megatron-LM d98e8a64).
-    """
-    delays_weights: bool = False
-    """`--delay-wgrad-compute`: of pairs, the gradients of weights are issued separately."""
-    scatters_messages: bool = False
-    """Without sequence parallelism, tensor-parallel ranks send a part of every message each."""
-    synchronizes_timers: bool = False
-    """Timers wait for the device around every forward, backward and exchange of messages."""
-
-    @classmethod
-    def of(cls, config: MegatronConfig) -> MegatronPipeline:
-        """The settings of a strategy."""
-        return cls(
-            group_size=config.micro_batch_group,
-            overlaps_p2p=config.overlap_p2p,
-            flushes_ahead=config.overlap_p2p_warmup_flush,
-            waits_sends=config.waits_sends,
-            aligns_grad_reduce=config.overlap_grad_reduce and config.align_grad_reduce,
-            aligns_param_gather=config.overlap_param_gather and config.align_param_gather,
-            pairs=config.overlap_expert_parallel,
-            delays_weights=config.delay_wgrad_compute,
-            scatters_messages=config.scatters_messages,
-            synchronizes_timers=config.synchronizes_timers,
-        )
-
-
 def one_forward_one_backward_steps(
-    ranks: int, micro_batches: int, settings: MegatronPipeline
+    ranks: int, micro_batches: int, settings: MegatronConfig
 ) -> list[list[Step]]:
     """The steps of each rank. Each call is one batch, after which the host waits (`batch_p2p_sync`). A send
     goes with the receive from the same neighbour between the first and the last forward that a backward
@@ -375,7 +322,7 @@ def one_forward_one_backward_steps(
     return [_steps(ranks, rank, micro_batches, settings) for rank in range(ranks)]
 
 
-def _steps(ranks: int, rank: int, micro_batches: int, settings: MegatronPipeline) -> list[Step]:
+def _steps(ranks: int, rank: int, micro_batches: int, settings: MegatronConfig) -> list[Step]:
     num_warmup = min(ranks - 1 - rank, micro_batches)
     is_first, is_last = rank == 0, rank == ranks - 1
     steps: list[Step] = []

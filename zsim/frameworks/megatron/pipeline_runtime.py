@@ -28,10 +28,10 @@ from typing import Literal
 
 from zsim.errors import InputError
 from zsim.frameworks.megatron.pipeline import (
-    MegatronPipeline,
     interleaved_steps,
     one_forward_one_backward_steps,
 )
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.operations.operation import Role
 from zsim.plan.actions import Action, Overlap, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder
@@ -52,7 +52,7 @@ class MegatronRuntime(PipelineRuntime):
     `training/arguments.py`.
     """
 
-    settings: MegatronPipeline = field(default_factory=MegatronPipeline)
+    settings: MegatronConfig = field(kw_only=True)
 
     @property
     def synchronizes(self) -> bool:
@@ -65,18 +65,18 @@ class MegatronRuntime(PipelineRuntime):
 
     def _check_interleaved(self, micro_batches: int) -> None:
         ranks, virtual, settings = self.parallelism.pipeline, self.parallelism.virtual_stages, self.settings
-        group = settings.group_size or ranks
+        group = settings.micro_batch_group or ranks
         if virtual < 2:
             raise InputError(
                 f"parallelism.virtual_stages: found {virtual} with Megatron's 'interleaved-1f1b', expected 2 "
                 "or more"
             )
-        if settings.flushes_ahead and not settings.overlaps_p2p:
+        if settings.overlap_p2p_warmup_flush and not settings.overlap_p2p:
             raise InputError(
                 "overlap_p2p_comm_warmup_flush: found true without overlap_p2p_comm, which Megatron refuses; "
                 "expected both, or neither"
             )
-        if ranks == 2 and not settings.overlaps_p2p:
+        if ranks == 2 and not settings.overlap_p2p:
             raise InputError(
                 "parallelism.pipeline: found 2, but Megatron's interleaved schedule without overlapped p2p "
                 "takes more than 2; expected 3 or more, or the overlap"
@@ -103,7 +103,7 @@ class MegatronRuntime(PipelineRuntime):
         return one_forward_one_backward_steps(ranks, micro_batches, self.settings)
 
     def steps_without_pipeline(self, micro_batches: int) -> list[Step]:
-        if self.settings.pairs:
+        if self.settings.overlap_expert_parallel:
             return paired_without_pipeline(micro_batches)
         return PipelineRuntime.steps_without_pipeline(self, micro_batches)
 
@@ -130,7 +130,7 @@ class MegatronRuntime(PipelineRuntime):
             walks,
             is_last=is_last,
             schedule_manages_sharding=schedule_manages_sharding,
-            is_delayed=self.settings.delays_weights,
+            is_delayed=self.settings.delay_wgrad_compute,
         )
 
 

@@ -166,7 +166,7 @@ class MegatronBounds(FrameworkBounds[MegatronConfig]):
         return 1 / job.parallelism.tensor if config.distributes_checkpoints else 1.0
 
     def block_overhead(self, config: MegatronConfig) -> str | None:
-        return config.block_overhead
+        return config.host_events.block
 
     def bytes_per_parameter(self, job: Job, config: MegatronConfig, moments: int) -> float:
         ranks = job.data_parallel_size * job.parallelism.context

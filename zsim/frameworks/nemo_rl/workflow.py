@@ -4,8 +4,6 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    VLLM_IN_LOOP,
-    VLLM_SERVED,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -40,7 +38,6 @@ WORKFLOW = RlFramework(
         **COMMON_SYNCS,
     },
     offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
-    hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED, "async": VLLM_SERVED},
     trainer={
         "megatron": TrainerDefaults(
             strategy={
@@ -56,7 +53,6 @@ WORKFLOW = RlFramework(
         ),
     },
     algorithms=("grpo", "dapo", "rloo"),
-    placements=("colocated", "split", "async"),
     limits_prompts_in_flight=True,
     pads_for_stages=True,
     padding="rollout",

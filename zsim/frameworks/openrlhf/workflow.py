@@ -3,8 +3,6 @@
 from math import inf
 
 from zsim.workflows.rl.framework import (
-    VLLM_IN_LOOP,
-    VLLM_SERVED,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -33,9 +31,7 @@ WORKFLOW = RlFramework(
         "broadcast": SyncRates(1e9, 1e-3, inf, 0.5),
     },
     offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
-    hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED, "async": VLLM_SERVED},
     algorithms=("ppo", "grpo", "dapo", "rloo"),
-    placements=("colocated", "split", "async"),
     controllers={placement: ControllerRates(3.0, 1.0) for placement in ("colocated", "split", "async")},
     trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},
     continues_rollouts=True,

@@ -4,7 +4,6 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    VLLM_SERVED,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -29,9 +28,7 @@ WORKFLOW = RlFramework(
     transports={"async": "filesystem"},
     syncs={"broadcast": SyncRates(2e9, 0.05e-3, inf, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
-    hosts={"async": VLLM_SERVED},
     algorithms=("grpo", "rloo", "dapo"),
-    placements=("async",),
     controllers={"async": ControllerRates(1.0, 0.5)},
     trainer={
         "fsdp2": TrainerDefaults(

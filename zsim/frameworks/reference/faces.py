@@ -14,10 +14,7 @@ from zsim.ui.field import FrameworkFields
 FIELDS = FrameworkFields(fields=(ZERO_STAGE,))
 
 
-class ReferenceZeroSettings(TypedTable, ReferenceTable):
+class ReferenceZero(TypedTable, ReferenceTable):
     """ZeRO as in its paper, without a framework's additions: `zsim.ReferenceZero(stage=2)`."""
 
     kind: Literal["reference"] = pydantic.Field(default="reference", description="whose data parallelism")
-
-
-ReferenceZero = ReferenceZeroSettings

@@ -76,7 +76,7 @@ class ReferenceConfig(StrategyConfig):
         return f"ZeRO stage {self.stage}, the reference engine"
 
 
-class Reference(Framework[ReferenceTable, ReferenceConfig]):
+class ReferenceFramework(Framework[ReferenceTable, ReferenceConfig]):
     table = ReferenceTable
     title = "the reference engine"
     order = 6
@@ -88,4 +88,4 @@ class Reference(Framework[ReferenceTable, ReferenceConfig]):
     )
 
 
-FRAMEWORK = Reference()
+FRAMEWORK = ReferenceFramework()

@@ -3,7 +3,6 @@
 from math import inf
 
 from zsim.workflows.rl.framework import (
-    SGLANG_SERVED,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -30,9 +29,7 @@ WORKFLOW = RlFramework(
         "broadcast": SyncRates(512 * 2**20, 0.05e-3, inf, 0.5),
     },
     offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
-    hosts={"colocated": SGLANG_SERVED, "split": SGLANG_SERVED, "async": SGLANG_SERVED},
     algorithms=("grpo", "ppo", "dapo", "rloo"),
-    placements=("colocated", "split", "async"),
     controllers={placement: ControllerRates(2.0, 1.0) for placement in ("colocated", "split", "async")},
     trainer={
         "megatron": TrainerDefaults(

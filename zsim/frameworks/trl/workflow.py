@@ -4,8 +4,6 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    VLLM_IN_LOOP,
-    VLLM_SERVED,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -38,9 +36,7 @@ WORKFLOW = RlFramework(
         "filesystem": COMMON_SYNCS["filesystem"],
     },
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
-    hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED},
     algorithms=("grpo", "dapo", "rloo", "online-dpo"),
-    placements=("colocated", "split"),
     controllers={placement: ControllerRates(1.0, 0.5) for placement in ("colocated", "split")},
     trainer={
         kind: TrainerDefaults(training={"activation_checkpointing": "full"})

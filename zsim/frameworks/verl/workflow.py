@@ -4,8 +4,6 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    VLLM_IN_LOOP,
-    VLLM_SERVED,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -53,7 +51,6 @@ WORKFLOW = RlFramework(
         **COMMON_SYNCS,
     },
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=1),
-    hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED, "async": VLLM_SERVED},
     trainer={
         "fsdp1": _FSDP,
         "fsdp2": _FSDP,
@@ -64,7 +61,6 @@ WORKFLOW = RlFramework(
         ),
     },
     algorithms=("grpo", "ppo", "dapo", "rloo"),
-    placements=("colocated", "split", "async"),
     controllers={
         placement: ControllerRates(1.0, 0.5, PHASES) for placement in ("colocated", "split", "async")
     },

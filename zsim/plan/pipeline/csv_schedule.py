@@ -32,8 +32,8 @@ class CsvSchedule:
     rank_of: list[int]
     """The pipeline rank of every stage."""
     is_lowered: bool
-    """It has its messages and FSDP's actions already (torch's format "compute_comms"). Otherwise torch adds
-    them.
+    """It has its messages and the actions of sharding already (torch's format "compute_comms"). Otherwise
+    torch adds them.
     """
 
 

@@ -14,7 +14,7 @@ _MARKS = (
 _ACCELERATE_MARK = "distributed_type"
 
 
-class Trainer(TrainingProgram):
+class TransformersTrainer(TrainingProgram):
     name = "transformers"
     title = "the Trainer"
     kinds = ("deepspeed", "fsdp1", "fsdp2", "ddp")
@@ -38,4 +38,4 @@ class Trainer(TrainingProgram):
         return read_training_arguments(source.text)
 
 
-PROGRAM = Trainer()
+PROGRAM = TransformersTrainer()

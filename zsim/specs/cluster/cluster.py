@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from zsim.arrays import Ints
 from zsim.specs.cluster.collectives import CollectiveCosts
@@ -19,6 +19,7 @@ from zsim.specs.cluster.gpu import Gpu, PositiveRate
 from zsim.specs.cluster.host_speeds import OffloadRates, default_offload_rates
 from zsim.specs.cluster.network import Network
 from zsim.specs.cluster.table import Fraction, Table
+from zsim.specs.lazy_model import FiniteTable, StrictTable
 from zsim.units import Bytes, BytesPerSecond, Seconds
 
 
@@ -198,10 +199,8 @@ class FrameworkMemory(Table):
     allocator_margin: float = Field(ge=0, lt=1, description="reserved but unusable, fraction of allocated")
 
 
-class NodeType(BaseModel):
+class NodeType(StrictTable):
     """`count` identical nodes in a row: their GPU, and the links and the host around it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str = Field(description="name of the GPU, or of the cluster file that the nodes are like")
     count: int = Field(gt=0, le=2**20, strict=True, description="how many nodes in a row are of this type")
@@ -227,14 +226,12 @@ class NodeType(BaseModel):
         return layout
 
 
-class Cluster(BaseModel):
+class Cluster(FiniteTable):
     """A cluster (a file in `topologies/`). `gpu` is resolved by the loader.
 
     Its nodes are identical, unless `nodes` lists several types. Then the cluster has as many nodes as these,
     in this order, and `gpu`, `node_link`, `pcie`, `nic` and `host` are those of the first.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     schema_version: Literal[1] = Field(alias="schema", description="the version of the file's format")
     name: str = Field(description="the cluster's name in reports")

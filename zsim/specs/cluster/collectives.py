@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from zsim.errors import did_you_mean
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.table import Fraction, Table
+from zsim.specs.lazy_model import FiniteTable
 from zsim.units import Seconds
 
 
-class ProtocolCosts(BaseModel):
+class ProtocolCosts(FiniteTable):
     """The costs of one NCCL protocol: seconds to start, seconds per round, and the fraction of a link's
     bandwidth.
 
@@ -25,8 +26,6 @@ class ProtocolCosts(BaseModel):
     its minimum, 2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree
     algorithms, 2009). `network_ramp` is the same for pieces that wait for a network card.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     base: Seconds = Field(description="time to start a collective")
     intra_round: Seconds = Field(description="time of a round inside a node, besides its bytes")
@@ -44,10 +43,8 @@ class ProtocolCosts(BaseModel):
     network_ramp: Seconds = Field(default=0.0, description="the same, once the group spans nodes")
 
 
-class LinkLatencies(BaseModel):
+class LinkLatencies(FiniteTable):
     """Latencies of the links that rounds were measured on: NVLink, and card and network between nodes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     node_link: Seconds = Field(default=0.0, description="latency of a link between GPUs")
     nic: Seconds = Field(default=0.0, description="latency of a card")

@@ -2,16 +2,15 @@
 
 # See [Note: annotations of tables].
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from zsim.specs.cluster.table import Fraction, Table
+from zsim.specs.lazy_model import FiniteTable
 from zsim.units import BytesPerSecond, Seconds
 
 
-class StreamingKernel(BaseModel):
+class StreamingKernel(FiniteTable):
     """A kernel that reads memory once. It takes `seconds + bytes / (fraction x bandwidth)`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     seconds: Seconds = Field(ge=0, description="time of the kernel whatever it reads, in a CUDA graph")
     fraction: Fraction = Field(description="of the memory's bandwidth, reached by large reads")
@@ -21,10 +20,8 @@ class StreamingKernel(BaseModel):
         return self.seconds + num_bytes / (self.fraction * bandwidth)
 
 
-class TypeFractions(BaseModel):
+class TypeFractions(FiniteTable):
     """Fractions of the peak by the type of weights. Types that the GPU lacks have none."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     bf16: Fraction = Field(description="of 16-bit weights")
     fp8: Fraction | None = Field(default=None, description="of fp8 weights; left out: the GPU lacks them")
@@ -36,13 +33,11 @@ class TypeFractions(BaseModel):
         return next((fraction for fraction in candidates if fraction is not None), self.bf16)
 
 
-class SmallAllReduce(BaseModel):
+class SmallAllReduce(FiniteTable):
     """An all-reduce inside a node by kernels that read one another's memory, as engines of inference have.
 
     It takes `seconds + 2 (n - 1) / n x bytes / bandwidth` on n ranks.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     seconds: Seconds = Field(ge=0, description="time of an all-reduce of a few bytes")
     bandwidth: BytesPerSecond = Field(gt=0, description="bus bandwidth of messages around a megabyte")

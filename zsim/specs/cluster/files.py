@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from zsim.errors import InputError, expected_text
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_user_file
@@ -48,6 +48,7 @@ from zsim.specs.cluster.node_request import (
 )
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID, Evidence
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
+from zsim.specs.lazy_model import FiniteTable
 from zsim.specs.messages import validate_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 
@@ -381,13 +382,11 @@ def _merge_keys(child: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str
 _PRESET = PRESETS / "power_law.toml"
 
 
-class PowerPair(BaseModel):
+class PowerPair(FiniteTable):
     """One chip at two power limits: watts, and rates in any one unit.
 
     `residual` is the law's error at the second limit, predicted over measured, less 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     chip: str
     watts: tuple[float, float]
@@ -396,14 +395,12 @@ class PowerPair(BaseModel):
     source: str = Field(min_length=1)
 
 
-class PowerLaw(BaseModel):
+class PowerLaw(FiniteTable):
     """`presets/power_law.toml`: the exponent of rate over power, and the range of limits for which it is
     offered.
 
     The range is in fractions of a file's limit.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     schema_version: Literal[1] = Field(alias="schema")
     exponent: float = Field(gt=0)

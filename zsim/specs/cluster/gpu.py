@@ -4,12 +4,13 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from zsim.cost.kernels.kernel import SCAN_KINDS
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.decode import DecodeRates
 from zsim.specs.cluster.table import Fraction, Table
+from zsim.specs.lazy_model import FiniteTable
 from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
 
 PositiveBytes = Annotated[Bytes, Field(gt=0)]
@@ -57,11 +58,9 @@ class DeviceMemory(Table):
     bandwidth: PositiveRate = Field(description="by the data sheet")
 
 
-class ProductsInOneCall(BaseModel):
+class ProductsInOneCall(FiniteTable):
     """Many products in one call: equal ones (torch.bmm, baddbmm) of attention that is written out, or those
     of experts in one kernel (torch's grouped_mm)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     ratio: float = Field(gt=0, le=1, description="rate over that of one large product")
     k_half: float = Field(ge=0, description="inner dimension at which half of the rate is reached")
@@ -109,22 +108,18 @@ class GemmEfficiency(Table):
     )
 
 
-class NarrowKernel(BaseModel):
+class NarrowKernel(FiniteTable):
     """Rate of a kernel built for narrower heads, as a ratio to the rate of the kernel for wide heads."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     forward_ratio: float = Field(gt=0, description="forward rate over that of the kernel for wide heads")
     backward_ratio: float = Field(gt=0, description="backward rate over that of the kernel for wide heads")
 
 
-class AttentionBlocks(BaseModel):
+class AttentionBlocks(FiniteTable):
     """Blocks of threads of fused attention, each of which works through rows of one head.
 
     See `zsim.cost.rates.efficiency.occupied_fraction`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     rows: PositiveInt = Field(description="queries of a block, in backward keys")
     tail: float = Field(
@@ -132,13 +127,11 @@ class AttentionBlocks(BaseModel):
     )
 
 
-class AttentionCurve(BaseModel):
+class AttentionCurve(FiniteTable):
     """Fraction of peak of fused attention, forward and backward, on long sequences of wide heads.
 
     Half of it is reached at a sequence length and a head width.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     forward_fraction: Fraction = Field(description="of the peak, forward, on long sequences of wide heads")
     backward_fraction: Fraction = Field(description="of the peak, backward, on long sequences of wide heads")
@@ -197,10 +190,8 @@ class AttentionEfficiency(Table, AttentionCurve):
     )
 
 
-class ScanRate(BaseModel):
+class ScanRate(FiniteTable):
     """Rates of the kernels of one kind of recurrence: see `zsim.cost.rates.gpu`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     bandwidth_fraction: Fraction = Field(description="of the memory's bandwidth, on many tokens")
     seconds_per_chunk: Seconds = Field(
@@ -358,15 +349,13 @@ class Power(Table):
         return self
 
 
-class Gpu(BaseModel):
+class Gpu(FiniteTable):
     """One GPU type (a file in `topologies/gpus/`).
 
     `compute_capability` is NVIDIA's, as in the CUDA C++ Programming Guide's table of them. `sm_count` counts
     the units that work on tiles of a matrix product in parallel (SMs, AMD's CUs, an accelerator's matrix
     engines).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     schema_version: Literal[1] = Field(alias="schema", description="the version of the file's format")
     name: str = Field(description="the GPU's name in reports")

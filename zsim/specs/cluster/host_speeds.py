@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from zsim.errors import InputError, expected_text
 from zsim.reading import parse_toml
 from zsim.resources import PRESETS, preset_table
 from zsim.specs.cluster.table import Fraction, Table
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.requirement import left_out
 from zsim.units import SECONDS, BytesPerSecond, Seconds, parse_quantity
@@ -32,10 +33,8 @@ _MARKS = re.compile(r"\((r|tm)\)|®|™")
 _EMPTY_WORDS = re.compile(r"@.*|\b(\d+th gen|amd|intel|processor|cpu|\d+-core)\b")
 
 
-class Processor(BaseModel):
+class Processor(StrictTable):
     """A CPU with PassMark's rating of a single thread, and the names of CPUs that are taken to be as fast."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str
     thread_rating: float = Field(gt=0)
@@ -43,30 +42,24 @@ class Processor(BaseModel):
     alike: tuple[str, ...] = ()
 
 
-class _Reference(BaseModel):
+class _Reference(StrictTable):
     """The CPU whose seconds `frameworks.toml` has."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     cpu: str
     seconds_per_launch: Seconds
     source: str
 
 
-class HostSpread(BaseModel):
+class HostSpread(StrictTable):
     """Factors on a host's time between which 80 % of the hosts of one kind of machine lie."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     fast: float = Field(gt=0, le=1)
     slow: float = Field(ge=1)
     source: str
 
 
-class HostSpeeds(BaseModel):
+class HostSpeeds(StrictTable):
     """The shipped `presets/hosts.toml`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     reference: _Reference

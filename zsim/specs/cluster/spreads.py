@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from zsim.resources import PRESETS
 from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.host_speeds import SPEED_KEYS, host_speeds
+from zsim.specs.lazy_model import FiniteTable, StrictTable
 from zsim.specs.messages import validate_table
 
 _PRESET = PRESETS / "spreads.toml"
 End = Literal["slow", "fast"]
 
 
-class Spread(BaseModel):
+class Spread(FiniteTable):
     """Factors on a rate at the `slow` and at the `fast` end of its spread."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     slow: float = Field(gt=0, le=1)
     fast: float = Field(ge=1)
     source: str
 
 
-class Spreads(BaseModel):
+class Spreads(StrictTable):
     """One spread per grade of evidence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     measured: Spread

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from zsim.specs.lazy_model import FiniteTable
 
 Evidence = Literal["measured", "calibrated", "data sheet", "assumed"]
 EVIDENCE_ORDER: tuple[Evidence, ...] = ("measured", "calibrated", "data sheet", "assumed")
@@ -14,10 +16,8 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 UNSAID = "the file does not say"
 
 
-class Table(BaseModel):
+class Table(FiniteTable):
     """A table of numbers with their origin. `evidence` is "assumed" unless stated."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     source: str = Field(default=UNSAID, min_length=1, description="where the numbers come from")
     evidence: Evidence = Field(default="assumed", description="how far to trust them")

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from zsim.arrays import Floats, Ints
 from zsim.errors import InputError
@@ -27,6 +27,7 @@ from zsim.reading import parse_whole_number
 from zsim.specs.cluster.link_names import NODE, find_card, find_links, find_node
 from zsim.specs.cluster.table import Fraction
 from zsim.specs.experiment.placement import Placement
+from zsim.specs.lazy_model import FiniteTable, StrictTable
 from zsim.specs.topology.node_links import Condition, combine_conditions
 from zsim.specs.topology.topology import Topology
 from zsim.units import Seconds
@@ -36,10 +37,8 @@ _GPU = re.compile(r"^gpu([0-9]{1,9})$")
 _MAX_SHOWN = 3  # faults named in a note at most
 
 
-class LinkFault(BaseModel):
+class LinkFault(FiniteTable):
     """A degraded link."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     bandwidth_fraction: Fraction = Field(default=1.0, description="what is left of the link's bandwidth")
     added_latency: Seconds = Field(default=0.0, description="added to every message over the link")
@@ -51,10 +50,8 @@ class LinkFault(BaseModel):
         return self
 
 
-class FaultsTable(BaseModel):
+class FaultsTable(StrictTable):
     """`[faults]`. `zsim.specs.cluster.link_names` describes the names of links."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     links: dict[str, LinkFault] = Field(
         default_factory=dict,

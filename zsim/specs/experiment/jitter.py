@@ -15,11 +15,12 @@ from math import exp
 from statistics import NormalDist
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Evidence, Table
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
 
 _FILE = PRESETS / "jitter.toml"
@@ -28,14 +29,12 @@ _CALIBRATED_GPUS = 8  # GPUs
 Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class JitterTable(BaseModel):
+class JitterTable(StrictTable):
     """`[jitter]`. Factors are log-normal with mean 1. One is drawn for every kernel, rank and step, and
     another once per rank.
 
     Published values: `zsim/presets/jitter.toml`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     seed: Annotated[int, Field(ge=0, strict=True)] | None = Field(
         default=None, description="draws are made from this seed; left out: no jitter"
@@ -63,9 +62,7 @@ class _Sigma(Table):
     sigma: Sigma
 
 
-class _Spreads(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
+class _Spreads(StrictTable):
     kernel: _Sigma
     rank: _Sigma
 

@@ -15,9 +15,9 @@ from zsim.specs.experiment.faults import FaultsTable, apply_faults, kernel_slowd
 from zsim.specs.experiment.jitter import JitterConfig, slowest_gpu_factor
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.tables import (
     Experiment,
+    SimulationTable,
 )
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.mesh import Mesh

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from zsim.arrays import Ints
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster, NodeLink
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.topology.node_links import listed_nodes
 
 Count = Annotated[int, Field(gt=0, strict=True)]
@@ -29,14 +30,12 @@ MAX_NODES = 2**20
 MAX_GPUS = 2**20
 
 
-class PlacementTable(BaseModel):
+class PlacementTable(StrictTable):
     """`[placement]`: which nodes of its fabric a job runs on.
 
     All three policies number ranks by node. "spread" takes nodes at even intervals where the fabric has
     neither pods nor leaves.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     fabric_nodes: Count | None = Field(
         default=None,

@@ -10,7 +10,7 @@ those that need more than files.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,40 +89,14 @@ def _names_schema() -> CoreSchema:
 Program = Annotated[str, _ProgramName()]
 
 
-class _Titles(Mapping[str, str]):
-    """The name of each readable program in sentences."""
-
-    def __getitem__(self, name: str) -> str:
-        return readable_programs()[name].title
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(readable_programs())
-
-    def __len__(self) -> int:
-        return len(readable_programs())
+@cache
+def config_mappings(name: str) -> Sequence[ConfigMapping]:
+    """The rows of the program of this name."""
+    folder = next(folder for folder, program in _programs_by_folder().items() if program.name == name)
+    rows: Sequence[ConfigMapping] = role_of(folder, "keys", "CONFIG_MAPPINGS", ())
+    return rows
 
 
-class _ConfigMappings(Mapping[str, Sequence[ConfigMapping]]):
-    """The rows of each readable program, which are imported when they are asked for."""
-
-    def __getitem__(self, name: str) -> Sequence[ConfigMapping]:
-        folder = next(
-            (folder for folder, program in _programs_by_folder().items() if program.name == name), None
-        )
-        if folder is None:
-            raise KeyError(name)
-        rows: Sequence[ConfigMapping] = role_of(folder, "keys", "CONFIG_MAPPINGS", ())
-        return rows
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(readable_programs())
-
-    def __len__(self) -> int:
-        return len(readable_programs())
-
-
-NAMES: Mapping[str, str] = _Titles()
-CONFIG_MAPPINGS: Mapping[str, Sequence[ConfigMapping]] = _ConfigMappings()
 _ZSIM_FILE = ConfigMapping("*", "file", "", "zsim export")
 
 
@@ -137,7 +111,7 @@ def program_of(program: str | None, kind: str) -> str | None:
 
 def default_mappings() -> Sequence[ConfigMapping]:
     """The rows of experiments without a program: settings that no file written by zsim holds."""
-    return CONFIG_MAPPINGS[next(program.name for program in programs() if program.is_default)]
+    return config_mappings(next(program.name for program in programs() if program.is_default))
 
 
 def find_config_mapping(program: str | None, kind: str, key: str, value: Any) -> ConfigMapping | None:
@@ -147,6 +121,6 @@ def find_config_mapping(program: str | None, kind: str, key: str, value: Any) ->
     if isinstance(value, Mapping) and not value:
         return _ZSIM_FILE
     program = program_of(program, kind)
-    rows = default_mappings() if program is None else CONFIG_MAPPINGS[program]
+    rows = default_mappings() if program is None else config_mappings(program)
     mapping = next((row for row in rows if row.matches(kind, key, value)), None)
     return _ZSIM_FILE if mapping is None and program is None else mapping

@@ -47,7 +47,6 @@ from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.expert_loop import unstack_experts
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.names import check_names
 from zsim.specs.strategy.expert_degrees import (
     assumed_dispatcher_note,
     assumed_loads_note,
@@ -60,6 +59,7 @@ from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.requirement import alternatives
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
+from zsim.specs.user_code import check_names
 
 
 def trainer_of(experiment: Experiment) -> Experiment:
@@ -215,18 +215,9 @@ def _resolve_trained_model(
         fp8, model, fp8_notes = resolve_fp8(requested, table, layout.cluster.gpu, model)
         notes += fp8_notes
         training = replace(training, fp8=fp8)
-    recomputation = resolve_recomputation(
-        experiment, requested, parallelism, len(model.blocks), training.attention
-    )
-    training = replace(
-        training,
-        activation_checkpointing=recomputation.policy,
-        block_checkpointing=recomputation.blocks,
-        layers_per_checkpoint=recomputation.layers_per_checkpoint,
-        recompute_modules=recomputation.modules,
-        checkpoint_offload=recomputation.offload,
-        mlp_tiles=resolve_mlp_tiles(requested, training, model, table.kind, parallelism),
-    )
+    training = resolve_recomputation(training, requested, table, parallelism, len(model.blocks))
+    mlp_tiles = resolve_mlp_tiles(requested, training, model, table.kind, parallelism)
+    training = replace(training, mlp_tiles=mlp_tiles)
     if requested.lengths is not None or requested.images is not None or model.tower is not None:
         expert_ranks = expert_members(layout.requested_parallelism, parallelism, expert_split)
         counts = layout.replicas, len(layout.placement.nodes)

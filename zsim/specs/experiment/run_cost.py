@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from zsim.specs.lazy_model import StrictTable
 from zsim.units import Tokens, Watts
 
 
@@ -16,10 +17,8 @@ def _whole(value: float) -> float:
     return value
 
 
-class CostTable(BaseModel):
+class CostTable(StrictTable):
     """`[cost]`: prices and power."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         default=None, description="money per GPU and hour; left out: no bill"

@@ -26,21 +26,19 @@ from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.formats.detect import is_training_file, merge_training_file
 from zsim.specs.key_index import nearest_key
-from zsim.specs.lazy_model import Lazy, LazyKinds, LazyModel
+from zsim.specs.lazy_model import Lazy, LazyKinds, LazyModel, StrictTable
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.names import unreadable_names
 from zsim.specs.strategy.choices import default_kind
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.registry import STRATEGIES, is_strategy, meant_strategies
-from zsim.specs.strategy.table import Count, StrategyTable, StrictTable
-from zsim.specs.user_code import UserCode, load_user_models
+from zsim.specs.strategy.table import Count, StrategyTable
+from zsim.specs.user_code import UserCode, load_user_models, unreadable_names
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.rl.table import RlTable
@@ -63,6 +61,25 @@ class _InstanceSchema:
 _Model = Annotated[
     ModelSpec, _InstanceSchema(), PlainSerializer(lambda model: model), WithJsonSchema({"type": "object"})
 ]
+
+
+class SimulationTable(StrictTable):
+    """`[simulation]`.
+
+    Where not every micro-batch is simulated and torch's allocator runs short, eight are simulated, and the
+    others are assumed to equal their mean. A job that is not known to fit also needs
+    `framework_memory.allocator_margin` free before the allocator is simulated, and so does one that is known
+    to fit with expandable segments, which leave no gaps: that it ran says that its tensors are overestimated.
+    """
+
+    every_micro_batch: bool = Field(
+        default=True,
+        description="false: three micro-batches are simulated, and the others taken to be like the third",
+    )
+    known_to_fit: bool = Field(
+        default=False,
+        description="the job is known to have run, so torch's allocator is given all memory of its GPU",
+    )
 
 
 class ExperimentFile(StrictTable):

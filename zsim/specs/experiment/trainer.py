@@ -12,17 +12,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.model.spec import Attention, Loss, ModelSpec, Module
 
 _Metrics = Annotated[int, Field(ge=0, le=100, strict=True)]
 
 
-class TrainerTable(BaseModel):
+class TrainerTable(StrictTable):
     """`[trainer]`. Referenced logits stay until those of the next micro-batch replace them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     metrics_per_micro_batch: _Metrics = Field(
         default=0,

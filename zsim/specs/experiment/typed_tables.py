@@ -17,9 +17,9 @@ from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.table import StrictTable
 
 
 class TypedTable(StrictTable):
@@ -39,47 +39,35 @@ class TypedTable(StrictTable):
         try:
             table = handler(mark_misplaced_booleans(data, [cls]))
         except ValidationError as error:
-            raise InputError(
-                format_problems(cls.__name__.removesuffix("Settings"), problems_of(error, cls))
-            ) from None
+            raise InputError(format_problems(cls.__name__, problems_of(error, cls))) from None
         if "kind" in cls.model_fields:
             table.__pydantic_fields_set__.add("kind")
         return table
 
 
-class TrainingSettings(TypedTable, TrainingTable):
+class Training(TypedTable, TrainingTable):
     """Batch, precision, checkpointing: `zsim.Training(sequence_length=8192, micro_batch_size=1)`."""
 
 
-class ParallelismSettings(TypedTable, ParallelismTable):
+class Parallelism(TypedTable, ParallelismTable):
     """Tensor, pipeline, context and expert degrees: `zsim.Parallelism(tensor=8, pipeline=4)`."""
 
 
-class TrainerSettings(TypedTable, TrainerTable):
+class Trainer(TypedTable, TrainerTable):
     """The training loop around the model: the keys of `[trainer]`."""
 
 
-class FaultsSettings(TypedTable, FaultsTable):
+class Faults(TypedTable, FaultsTable):
     """Slow or broken parts: the keys of `[faults]`."""
 
 
-class JitterSettings(TypedTable, JitterTable):
+class Jitter(TypedTable, JitterTable):
     """Variation from step to step: the keys of `[jitter]`."""
 
 
-class CostSettings(TypedTable, CostTable):
+class Cost(TypedTable, CostTable):
     """Prices and power: `zsim.Cost(gpu_hour_price=2.5)`."""
 
 
-class RunSettings(TypedTable, TrainingRunTable):
+class Run(TypedTable, TrainingRunTable):
     """A run of days, with saves and failures: `zsim.Run(tokens="1T", checkpoint={"every": "30 min"})`."""
-
-
-# Their public names: `zsim.Training` ...
-Training = TrainingSettings
-Parallelism = ParallelismSettings
-Trainer = TrainerSettings
-Faults = FaultsSettings
-Jitter = JitterSettings
-Cost = CostSettings
-Run = RunSettings

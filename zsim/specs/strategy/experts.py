@@ -28,12 +28,13 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from zsim.errors import InputError, did_you_mean
 from zsim.operations.grouped_linear import GroupedKernel
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.expert_library import TRANSFORMERS, ExpertLibrary
 
@@ -161,19 +162,15 @@ ExpertImbalance = float | tuple[float, ...] | str
 End = Literal["low", "typical", "high"]
 
 
-class ExpertSpread(BaseModel):
+class ExpertSpread(StrictTable):
     """A published spread: load of the fullest expert over the mean."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     fullest_expert: float = Field(ge=1)
     source: str
 
 
-class ExpertDeviation(BaseModel):
+class ExpertDeviation(StrictTable):
     """Standard deviation of the loads of `experts` experts over their mean, and the ends of what was seen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     experts: int = Field(ge=1)
     typical: float = Field(ge=0)
@@ -182,20 +179,16 @@ class ExpertDeviation(BaseModel):
     source: str
 
 
-class FirstSteps(BaseModel):
+class FirstSteps(StrictTable):
     """The fullest expert in the first steps of a run from random weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     share_of_tokens: float = Field(gt=0, le=1)
     """Its rows over all tokens."""
     source: str
 
 
-class ExpertSpreads(BaseModel):
+class ExpertSpreads(StrictTable):
     """All spreads, by name, and deviations by the number of experts, ascending."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     spread: dict[str, ExpertSpread]

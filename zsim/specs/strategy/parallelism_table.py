@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import Field, StrictBool
 
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.model.spec import ContextMethod
 from zsim.specs.strategy.experts import Dispatcher
 from zsim.specs.strategy.requirement import left_out, phrase
@@ -18,15 +19,13 @@ ScheduleName = Literal[
 ]  # fmt: skip
 
 
-class ParallelismTable(BaseModel):
+class ParallelismTable(StrictTable):
     """`[parallelism]`. Degrees left out are 1, and data parallelism is what remains of the GPUs.
 
     With `context` a micro-batch belongs to a group of ranks. Sequences that ranks of DeepSpeed's Ulysses load
     one each are separate micro-batches. A pipeline of several `passes` runs gradient_accumulation_steps /
     passes micro-batches in each.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     tensor: Count = Field(default=1, description="ranks that share every layer's products")
     sequence_parallel: StrictBool | None = Field(

@@ -32,7 +32,7 @@ class SettingRequirement:
     needs: str
     """The other setting."""
     reason: str
-    """Why, as the end of a sentence: "which Megatron refuses"."""
+    """Why, as the end of a sentence: "which its layers refuse"."""
     expected: tuple[Any, ...] = (True,)
     """Values of `needs` that it goes with. Empty for all but its default."""
     values: tuple[Any, ...] = ()

@@ -5,18 +5,14 @@
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from zsim.specs.lazy_model import StrictTable
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
-
-
-class StrictTable(BaseModel):
-    """A table that people write: frozen, and without keys that it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class StrategyTable(StrictTable):

@@ -69,8 +69,10 @@ class NodeLinks:
 
     def nearest_card_of(self, slots: Ints) -> Ints:
         """The network card nearest to each slot."""
-        nics = self.cluster.nic.per_node
-        return self.node_of(slots) * nics + slots % self.gpus_per_node * nics // self.cluster.gpus_per_node
+        nics, gpus = self.cluster.nic.per_node, self.cluster.gpus_per_node
+        if nics == gpus == self.gpus_per_node:
+            return slots  # divisions of all slots of a large fabric take long
+        return self.node_of(slots) * nics + slots % self.gpus_per_node * nics // gpus
 
     def nic_of(self, slots: Ints) -> Ints:
         """The network card that each slot uses. It is the nearest, or another card of the node if that one is
@@ -123,10 +125,9 @@ class NodeLinks:
         """
         first = {name: self.classes[name].first for name in (pcie, uplink, other_uplink)}
         cards = self.cluster.nic
-        switch, card_switch = self.switch_of(slots), self._card_switch_of(slots)
         leaves, returns = not cards.gpudirect or cards.attached == "host", self.copies_twice
-        up = [first[uplink] + switch] if leaves else []
-        down = [first[other_uplink] + card_switch] if returns else []
+        up = [first[uplink] + self.switch_of(slots)] if leaves else []
+        down = [first[other_uplink] + self._card_switch_of(slots)] if returns else []
         if self.condition is None or (self.nic_of(slots) == self.nearest_card_of(slots)).all():
             return [first[pcie] + slots, *up, *down]
         proxies = self._proxies(slots)
@@ -140,11 +141,14 @@ class NodeLinks:
                 np.where(leaves, first[uplink] + proxy_switches, -1),
                 *down,
             ]
+        switch = self.switch_of(slots)
         crosses = moves & (proxy_switches != switch)
         return [
             first[pcie] + slots,
             np.where(crosses | leaves, first[uplink] + switch, -1),
-            np.where(returns | (crosses & (not leaves)), first[other_uplink] + card_switch, -1),
+            np.where(
+                returns | (crosses & (not leaves)), first[other_uplink] + self._card_switch_of(slots), -1
+            ),
         ]
 
     @property

@@ -14,8 +14,7 @@ from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.specs.cluster.files import check_hardware_key, load_cluster
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.simulation import SimulationTable
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.tables import Experiment, SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms

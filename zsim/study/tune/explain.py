@@ -17,7 +17,7 @@ from itertools import combinations
 from math import inf
 from typing import Any
 
-from zsim.specs.experiment.programs import NAMES, find_config_mapping, program_of
+from zsim.specs.experiment.programs import find_config_mapping, program_of, readable_programs
 from zsim.study.differences import is_distinguishable
 from zsim.study.tune.axes import PARALLELISM, Candidate, micro_batch_choice
 from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH, Base
@@ -32,7 +32,8 @@ def script_changes(candidate: Candidate) -> Iterator[str]:
     base = candidate.base
     program = base.program
     if program is not None and program_of(program, base.kind) is None:
-        yield f"strategy.kind = {base.kind}: another strategy than {NAMES[program]}'s file has"
+        title = readable_programs()[program].title
+        yield f"strategy.kind = {base.kind}: another strategy than {title}'s file has"
     for key, value in candidate.overrides.items():
         instruction = script_change(base, key, value)
         if instruction:
@@ -47,7 +48,7 @@ def file_settings(candidate: Candidate) -> Iterator[str]:
         mapping = find_config_mapping(program, base.kind, key, value)
         is_changed = key.startswith("training.") and value != value_of(base, {}, key)
         if program is not None and is_changed and mapping is not None and mapping.location == "file":
-            yield f"{NAMES[program]} is told {key} = {value} by {mapping.instruction}"
+            yield f"{readable_programs()[program].title} is told {key} = {value} by {mapping.instruction}"
 
 
 def script_change(base: Base, key: str, value: Any) -> str:

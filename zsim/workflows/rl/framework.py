@@ -151,11 +151,10 @@ class RlFramework:
     syncs: Mapping[Transport, SyncRates]
     offloads: Offloads
     """Those of the colocated placement."""
-    hosts: Mapping[Placement, HostRates]
-    """The engine's Python, per iteration. Engines that answer each request by itself take longer for each."""
     algorithms: tuple[Algorithm, ...]
-    placements: tuple[Placement, ...]
     controllers: Mapping[Placement, ControllerRates]
+    host: HostRates | None = None
+    """The engine's Python, per iteration. None for that of its name."""
     trainer: Mapping[str, TrainerDefaults] = field(default_factory=dict)
     """What the framework sets of its trainer, by the trainer's kind."""
     has_reference: bool = True
@@ -194,6 +193,20 @@ class RlFramework:
     """Tensor ranks of an engine where nobody says how many."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where the numbers come from, by field."""
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return tuple(self.memory_utilization)
+
+    def host_of(self, placement: Placement) -> HostRates:
+        """The engine's Python, per iteration. Engines that answer each request by itself take longer for
+        each.
+        """
+        if self.host is not None:
+            return self.host
+        if self.engine == "sglang":
+            return SGLANG_SERVED
+        return VLLM_IN_LOOP if placement == "colocated" else VLLM_SERVED
 
 
 def workflow_of(name: str) -> RlFramework:

@@ -239,7 +239,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         sync,
         offloads,
         limits,
-        framework.hosts[table.placement],
+        framework.host_of(table.placement),
         _enforces_eager(table, framework, has_adapters),
         has_adapters,
         _staleness(table),

@@ -245,7 +245,7 @@ class DeepSpeedConfig(StrategyConfig):
         return replace(self, name="", notes=(), origins=())
 
 
-class DeepSpeed(Framework[DeepSpeedTable, DeepSpeedConfig]):
+class DeepSpeedFramework(Framework[DeepSpeedTable, DeepSpeedConfig]):
     table = DeepSpeedTable
     title = "DeepSpeed"
     order = 4
@@ -271,4 +271,4 @@ class DeepSpeed(Framework[DeepSpeedTable, DeepSpeedConfig]):
     )  # fmt: skip
 
 
-FRAMEWORK = DeepSpeed()
+FRAMEWORK = DeepSpeedFramework()

@@ -230,7 +230,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
     def _run_hooks(self, segment: Segment, *, is_backward: bool) -> None:
         """Host time where layers are sharded, as it was timed."""
-        if self.fsdp.shards_parameters and self.strategy.block_overhead is not None:
+        if self.fsdp.shards_parameters and self.strategy.host_events.block is not None:
             run_fsdp_hooks(self.builder, segment, is_backward=is_backward)
 
     def _unit_groups(self, segment: Segment) -> list[ParameterGroup]:

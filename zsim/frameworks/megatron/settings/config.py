@@ -19,21 +19,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.frameworks.megatron.settings.experts import (
-    attention_overhead,
-    block_overhead,
-    expert_overheads,
-    linear_overheads,
-    local_expert_overhead,
-    norm_overheads,
-    pairing_overhead,
-    product_overhead,
-)
+from zsim.frameworks.megatron.settings.experts import HostEvents, host_events
 from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp, check_fsdp_layout, resolve_megatron_fsdp
 from zsim.frameworks.megatron.settings.muon import MegatronMuon, refuse_muon_keys, resolve_megatron_muon
 from zsim.frameworks.megatron.settings.precision_aware import (
@@ -86,26 +77,7 @@ class MegatronConfig(StrategyConfig):
     """
     is_nanotron: bool = False
     """nanotron's own gradients and ZeRO-1 (zsim/frameworks/megatron/nanotron.py)."""
-    block_overhead: str | None = "megatron_core_block"
-    """The event that says what the Python of one pass through a block costs the host, in Megatron or
-    nanotron. None with CUDA graphs and for InternEvo's blocks.
-    """
-    expert_overheads: tuple[str | None, str | None] = (None, None)
-    """The events of a layer's router and of each of its two grouped products."""
-    local_expert_overhead: str | None = None
-    """The event of one local expert in each of its two products, where experts run one after the other."""
-    product_overhead: str | None = None
-    """The event of each of an expert's products beyond the first's, where they run on several streams."""
-    norm_overheads: tuple[str | None, str | None] = (None, None)
-    """The events of norms that are modules of their own, in attention and before a router."""
-    linear_overheads: tuple[str | None, str | None] = (None, None)
-    """The events of dense products beyond the four that a block is fitted with, in attention and in shared
-    experts.
-    """
-    attention_overhead: str | None = None
-    """The event, in addition to a block's, of Transformer Engine's attention without a fused kernel."""
-    pairing_overhead: str | None = None
-    """The event, in addition to a block's, of a layer that is split under `overlap_expert_parallel`."""
+    host_events: HostEvents = field(default_factory=HostEvents)
     skips_update: bool = False
     """The loss scale is still falling, and gradients that overflow are thrown away."""
     overlap_p2p: bool = True
@@ -130,7 +102,8 @@ class MegatronConfig(StrategyConfig):
     """The weights of fp8 products are kept and gathered in fp8."""
     overlap_expert_parallel: bool = False
     """Experts' exchanges of one micro-batch run during another's layers
-    (`zsim.frameworks.megatron.pipeline_runtime`).
+    (`zsim.frameworks.megatron.pipeline_runtime`). One forward more is ahead (`get_pp_rank_microbatches` of
+    Megatron-LM d98e8a64).
     """
     delay_wgrad_compute: bool = False
     """Under `overlap_expert_parallel`, the gradients of weights run as steps of their own."""
@@ -171,6 +144,18 @@ class MegatronConfig(StrategyConfig):
     @property
     def plans_workspaces(self) -> bool:
         return bool(self.workspaces)
+
+    @property
+    def aligns_grad_reduce(self) -> bool:
+        """Whether the gradients of a chunk start to be reduced at a step of the schedule, not in the chunk's
+        own last backward.
+        """
+        return self.overlap_grad_reduce and self.align_grad_reduce
+
+    @property
+    def aligns_param_gather(self) -> bool:
+        """Whether the parameters of a chunk start to be gathered at a step of the interleaved schedule."""
+        return self.overlap_param_gather and self.align_param_gather
 
     @property
     def shards_states(self) -> bool:
@@ -236,14 +221,7 @@ def resolve_megatron(
         checks_nan=has_core and is_megatron and table.check_for_nan and table.fsdp_sharding is None,
         has_whole_tensor_owners=is_internevo,
         is_nanotron=is_nanotron,
-        block_overhead=block_overhead(table, has_core),
-        expert_overheads=expert_overheads(table, has_core),
-        local_expert_overhead=local_expert_overhead(table, has_core),
-        product_overhead=product_overhead(table, has_core),
-        norm_overheads=norm_overheads(table, has_core),
-        linear_overheads=linear_overheads(table, has_core),
-        attention_overhead=attention_overhead(table, training, has_core),
-        pairing_overhead=pairing_overhead(table, has_core),
+        host_events=host_events(table, training, has_core),
         waits_sends=has_core and release >= _SEND_WAIT_RELEASE,
         saves_replicated_states=has_core and release >= _REPLICA_SAVE_RELEASE,
         scatters_messages=is_megatron and not has_core and release >= _SCATTER_RELEASE,
@@ -367,7 +345,7 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
         )
 
 
-class Megatron(Framework[MegatronTable, MegatronConfig]):
+class MegatronFramework(Framework[MegatronTable, MegatronConfig]):
     table = MegatronTable
     title = "Megatron"
     order = 5
@@ -383,7 +361,7 @@ class Megatron(Framework[MegatronTable, MegatronConfig]):
     )  # fmt: skip
 
 
-FRAMEWORK = Megatron()
+FRAMEWORK = MegatronFramework()
 
 
 _REFUSED = "which Megatron refuses"

@@ -6,6 +6,8 @@ megatron/core/transformer/transformer_config.py.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.model.expert_layer import has_experts, shared_modules
@@ -21,94 +23,61 @@ FUSED_DISPATCH = "megatron_core_fused_dispatch"
 """The event of dispatch or return by DeepEP's and HybridEP's few kernels, or after a graph."""
 
 
-def block_overhead(table: MegatronTable, has_core: bool) -> str | None:
-    """The event of presets/frameworks.toml at every pass through a layer.
+@dataclass(frozen=True, slots=True)
+class HostEvents:
+    """The events of presets/frameworks.toml that say what the Python of layers costs the host. What runs in a
+    CUDA graph has none.
+    """
 
-    It is half of it where a graph has the layer's attention or its dense MLP, and none where graphs have
-    both.
+    block: str | None = "megatron_core_block"
+    """Of one pass through a block. Half of it where a graph has its attention or its dense MLP."""
+    experts: tuple[str | None, str | None] = (None, None)
+    """Of a layer's router and of each of its two grouped products."""
+    local_expert: str | None = None
+    """Of one local expert in each of its two products, where experts run one after the other."""
+    product: str | None = None
+    """Of each of an expert's products beyond the first's, where Transformer Engine launches one for each."""
+    norms: tuple[str | None, str | None] = (None, None)
+    """Of Transformer Engine's norms that are modules of their own, in attention and before a router."""
+    linears: tuple[str | None, str | None] = (None, None)
+    """Of its products beyond the four that a block is fitted with, in attention and in shared experts."""
+    attention: str | None = None
+    """Of Transformer Engine's attention without a fused kernel, in addition to a block's."""
+    pairing: str | None = None
+    """Of a layer that is split under `overlap_expert_parallel`, in addition to a block's."""
+
+
+def host_events(table: MegatronTable, training: TrainingConfig, has_core: bool) -> HostEvents:
+    """The events of an engine, and those of Megatron-Core's modules where `has_core`.
+
+    With a graph of `moe_preprocess` the operators before an all-to-all are in it, and a graph of the router
+    has shared experts, too.
     """
     if table.cuda_graph or table.engine == "internevo":
-        return None
-    if table.engine == "nanotron":
-        return "nanotron_block"
-    num_graphs = len({"attn", "mlp"} & set(table.cuda_graph_modules))
-    if not has_core:
-        return "megatron_block"
-    block_event = "megatron_core_deterministic_block" if table.deterministic_mode else "megatron_core_block"
-    return (block_event, "megatron_core_half_block", None)[num_graphs]
-
-
-def attention_overhead(table: MegatronTable, training: TrainingConfig, has_core: bool) -> str | None:
-    """The event, in addition to a block's, where Transformer Engine's attention runs without a fused
-    kernel.
-    """
-    is_seen = not table.cuda_graph and "attn" not in table.cuda_graph_modules
-    is_unfused = training.attention == "math"
-    return (
-        "megatron_core_unfused_attention"
-        if has_core and table.runs_transformer_engine and is_seen and is_unfused
-        else None
-    )
-
-
-def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
-    """The events at a layer's router and at each of its two grouped products, forward and backward.
-
-    With a graph of `moe_preprocess` the operators before an all-to-all are in it.
-    """
-    if not has_core or table.engine != "megatron" or not table.moe_grouped_gemm or table.cuda_graph:
-        return None, None
-    graphs = table.cuda_graph_modules
+        return HostEvents(block=None)
+    if table.engine == "nanotron" or not has_core:
+        return HostEvents(f"{table.engine}_block")
+    graphs = set(table.cuda_graph_modules)
+    name = "megatron_core_deterministic" if table.deterministic_mode else "megatron_core"
     router = "megatron_core_experts" if table.deterministic_mode else ROUTING
     dispatch = FUSED_DISPATCH if router == ROUTING and "moe_preprocess" in graphs else router
-    return (None if "moe_router" in graphs else router), dispatch
+    has_attention, has_router = "attn" not in graphs, "moe_router" not in graphs
+    is_grouped, has_engine = table.moe_grouped_gemm, table.runs_transformer_engine
 
+    def event_pair(event: str) -> tuple[str | None, str | None]:
+        attention = event if has_engine and has_attention else None
+        return attention, event if has_engine and has_router else None
 
-def product_overhead(table: MegatronTable, has_core: bool) -> str | None:
-    """The event of each product of an expert beyond the first expert's.
-
-    Transformer Engine launches one for every expert. Megatron's own modules have no Python for each.
-    """
-    if not has_core or not table.runs_transformer_engine or not table.moe_grouped_gemm or table.cuda_graph:
-        return None
-    return "megatron_core_product"
-
-
-def norm_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
-    """The events of Transformer Engine's norms that are modules of their own.
-
-    The first is of a layer's attention, the second of the norm before its router. In a graph there is none.
-    """
-    if not has_core or not table.runs_transformer_engine or table.cuda_graph:
-        return None, None
-    name, graphs = "megatron_core_norm", table.cuda_graph_modules
-    return None if "attn" in graphs else name, None if "moe_router" in graphs else name
-
-
-def linear_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
-    """The events of Transformer Engine's dense products beyond the four that a block is fitted with.
-
-    The first is of attention, the second of shared experts, which a graph of the router has, too.
-    """
-    attention, experts = norm_overheads(table, has_core)
-    name = "megatron_core_linear"
-    return name if attention else None, name if experts else None
-
-
-def local_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
-    """The event of one local expert at each of its two products, where experts run one after the other."""
-    if not has_core or table.engine != "megatron" or table.moe_grouped_gemm or table.cuda_graph:
-        return None
-    return "megatron_core_deterministic_expert" if table.deterministic_mode else "megatron_core_expert"
-
-
-def pairing_overhead(table: MegatronTable, has_core: bool) -> str | None:
-    """The event, in addition to a block's, where exchanges of experts run during another micro-batch's
-    layers.
-    """
-    if not has_core or table.engine != "megatron" or not table.overlap_expert_parallel or table.cuda_graph:
-        return None
-    return "megatron_core_deterministic_pairing" if table.deterministic_mode else "megatron_core_pairing"
+    return HostEvents(
+        block=(f"{name}_block", "megatron_core_half_block", None)[len({"attn", "mlp"} & graphs)],
+        experts=(router if has_router else None, dispatch) if is_grouped else (None, None),
+        local_expert=None if is_grouped else f"{name}_expert",
+        product="megatron_core_product" if has_engine and is_grouped else None,
+        norms=event_pair("megatron_core_norm"),
+        linears=event_pair("megatron_core_linear"),
+        attention=event_pair("megatron_core_unfused_attention")[0] if training.attention == "math" else None,
+        pairing=f"{name}_pairing" if table.overlap_expert_parallel else None,
+    )
 
 
 def check_router_padding(

@@ -8,11 +8,12 @@ from math import floor, sqrt
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from zsim.arrays import Floats
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.experiment.data.draw import BatchPlan, num_drawn_steps, slowest_rank_mean
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.model.spec import ModelSpec, Tower
 from zsim.specs.strategy.images import ImageSize, SampledImages, average_size
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
@@ -22,10 +23,8 @@ Pixels = Annotated[int, Field(ge=1, le=2**40, strict=True)]
 _MAX_COUNT = 100_000
 
 
-class ImagesTable(BaseModel):
+class ImagesTable(StrictTable):
     """The images of samples, a sample being a sequence of `sequence_length` tokens, the images' included."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     per_sample: float | None = Field(
         default=None,

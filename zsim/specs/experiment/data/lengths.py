@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import Field, StrictBool
 
 from zsim.errors import InputError, did_you_mean, unreadable_reason
 from zsim.reading import parse_whole_number, read_text
+from zsim.specs.lazy_model import StrictTable
 
 Length = Annotated[int, Field(gt=0, le=2**27, strict=True)]
 Positive = Annotated[float, Field(gt=0, le=2**27, allow_inf_nan=False)]
@@ -41,12 +42,10 @@ _MAX_VALUES = 9  # of a line, for its refusal
 _MAX_CHARACTERS = 100  # characters of a value
 
 
-class LengthsTable(BaseModel):
+class LengthsTable(StrictTable):
     """`[training.lengths]`. In packed sequences `attention_by_document` is a mask of blocks. Without it a
     token sees all tokens before it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     documents: Annotated[tuple[Length, ...], Field(min_length=1, max_length=_MAX_LINES)] | None = Field(
         default=None,

@@ -15,15 +15,14 @@ from __future__ import annotations
 from math import ceil
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import Field, StrictBool
 
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.strategy.training import TrainingConfig
 
 
-class DataTable(BaseModel):
+class DataTable(StrictTable):
     """`[data]`. If it is left out, samples are available when a step begins."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     samples_per_second_per_host: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = Field(
         default=None,

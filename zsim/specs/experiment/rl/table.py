@@ -34,9 +34,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool, model_validator
 
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.strategy.choices import default_workflow
 from zsim.specs.strategy.registry import workflow_names
-from zsim.specs.strategy.table import Count, StrictTable
+from zsim.specs.strategy.table import Count
 from zsim.units import Bytes, Duration
 
 Length = Annotated[int, Field(gt=0, le=2**27, strict=True)]

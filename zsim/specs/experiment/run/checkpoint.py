@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from zsim.specs.lazy_model import FiniteTable
 from zsim.specs.strategy.choices import values_of
 from zsim.specs.strategy.requirement import left_out, phrase
 from zsim.units import DURATION, Bytes, Duration, parse_quantity
@@ -41,7 +42,7 @@ def steps_or_time(value: Any) -> Any:
     return value
 
 
-class CheckpointTable(BaseModel):
+class CheckpointTable(FiniteTable):
     """`[run.checkpoint]`.
 
     In mode "sync" training waits until everything is written, and in "async" until it is staged in host
@@ -49,8 +50,6 @@ class CheckpointTable(BaseModel):
     "local-then-remote" it is copied to the node's drives and from there to the store. Only the store survives
     the loss of a node together with its peer (in-memory), or of a node (local-then-remote).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     every: int | str = Field(
         default="auto",

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Table
+from zsim.specs.lazy_model import FiniteTable
 from zsim.specs.messages import raise_input_error
 from zsim.units import Duration
 
@@ -39,10 +40,8 @@ FailureLaw = Literal["exponential", "weibull"]
 NODE_GPUS = 8  # of a node of `per_1000_node_days`
 
 
-class CauseTable(BaseModel):
+class CauseTable(FiniteTable):
     """`[run.failures.causes.NAME]`, with a share or a rate of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     share: _Rate | None = Field(
         default=None,
@@ -236,7 +235,7 @@ _REROUTING_SYSTEMS = ("bamboo", "oobleck", "recycle", "parcae", "unicron", "swif
 _Count = Annotated[int, Field(ge=0, strict=True)]
 
 
-class RecoveryTable(BaseModel):
+class RecoveryTable(FiniteTable):
     """`[run.recovery]`.
 
     With policy "restart" all ranks stop, and failed nodes are replaced from `spares` or their repair is
@@ -245,8 +244,6 @@ class RecoveryTable(BaseModel):
     and loading are needed unless a node is lost. With "per-step" the other replicas of HSDP go on after
     `stall` while one is missing, and wait `rejoin` when it is back (torchft).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     policy: RecoveryPolicy = Field(
         default="restart",

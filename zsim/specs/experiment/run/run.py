@@ -21,18 +21,19 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.experiment.run.checkpoint import CheckpointTable, steps_or_time
 from zsim.specs.experiment.run.failures import FailuresTable, RecoveryTable
 from zsim.specs.experiment.run.storage import StorageTable
+from zsim.specs.lazy_model import FiniteTable, StrictTable
 from zsim.units import Duration, Tokens
 
 _Count = Annotated[int, Field(gt=0, strict=True)]
 
 
-class LocalTrainingTable(BaseModel):
+class LocalTrainingTable(StrictTable):
     """`[run.local]`.
 
     In method "local-sgd" parameters are averaged, and all replicas wait (Stich 2019, arXiv 1805.09767). In
@@ -40,8 +41,6 @@ class LocalTrainingTable(BaseModel):
     et al. 2023, arXiv 2311.08105). This happens one fragment at a time, concurrently with `delay` inner steps
     (Streaming DiLoCo, arXiv 2501.18512, and torchft 73dafea local_sgd.py).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     method: Literal["diloco", "local-sgd"] = Field(
         default="diloco", description="what is averaged: changes, for an outer optimizer, or parameters"
@@ -70,10 +69,8 @@ _Tokens = Annotated[Tokens, Field(gt=0, allow_inf_nan=False)]
 MAX_SEEDS = 100_000
 
 
-class PhaseTable(BaseModel):
+class PhaseTable(StrictTable):
     """`[[run.phases]]`: its tokens, and what differs from the experiment while it lasts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     tokens: _Tokens = Field(description="tokens of the phase")
     nodes: _Count | None = Field(
@@ -98,10 +95,8 @@ class PhaseTable(BaseModel):
         return {key if key == "nodes" else f"training.{key}": value for key, value in settings.items()}
 
 
-class EvaluationTable(BaseModel):
+class EvaluationTable(StrictTable):
     """`[run.evaluation]`: pauses to evaluate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     every: int | str = Field(description="interval of evaluations, in steps or time")
     takes: Duration = Field(description="time of an evaluation; training waits")
@@ -114,10 +109,8 @@ class EvaluationTable(BaseModel):
         return steps_or_time(value)
 
 
-class TrainingRunTable(BaseModel):
+class TrainingRunTable(FiniteTable):
     """`[run]`. `tokens`, `steps`, `days` on the clock, or phases with tokens each say how far it goes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     tokens: _Tokens | None = Field(
         default=None,

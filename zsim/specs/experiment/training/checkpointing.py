@@ -9,15 +9,15 @@ modules again, by default the core of attention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.placement import parse_node_numbers
-from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.training.framework_training import phrases_of, training_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.parallelism import ParallelismConfig
-from zsim.specs.strategy.training import AttentionKind, Checkpointing, CheckpointOffload
+from zsim.specs.strategy.table import StrategyTable
+from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
 _KEY = "training.block_checkpointing"
 CORE, LATENT = "core_attn", "mla_up_proj"
@@ -28,46 +28,31 @@ _METHOD, _LAYERS, _MODULES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """The work that is recomputed."""
-
-    policy: Checkpointing
-    """Policy of every block, unless `blocks` has one for each."""
-    blocks: tuple[Checkpointing, ...] = ()
-    """Policy of each block, or () if all have the same."""
-    layers_per_checkpoint: int = 1
-    """Layers of a group under one checkpoint, where whole blocks are recomputed."""
-    modules: tuple[str, ...] = ()
-    """Modules that are recomputed in addition to the core of attention, by Megatron's names."""
-    offload: CheckpointOffload | None = None
-    """How the inputs of recomputed blocks are copied to host memory. None where they stay on the GPU."""
-
-
 def resolve_recomputation(
-    experiment: Experiment,
+    training: TrainingConfig,
     table: TrainingTable,
+    strategy: StrategyTable,
     parallelism: ParallelismConfig,
     num_blocks: int,
-    attention: AttentionKind,
-) -> Recomputation:
-    """The recomputation that `[training]` asks for.
+) -> TrainingConfig:
+    """The training with the recomputation that `[training]` asks for.
 
     Raises InputError for keys that contradict each other and for what the framework refuses. Raises
     NotSimulatedError for what it has and zsim lacks.
     """
-    strategy = experiment.strategy
     framework = training_of(strategy.kind)
     _check_keys(table)
     framework.check_recomputation((table.activation_checkpointing, *table.block_checkpointing.values()))
     _check_offload(table, strategy.kind)
-    recomputation = Recomputation(
-        table.activation_checkpointing, block_policies(table, num_blocks), offload=table.checkpoint_offload
+    training = replace(
+        training,
+        block_checkpointing=block_policies(table, num_blocks),
+        checkpoint_offload=table.checkpoint_offload,
     )
     stages = parallelism.layers_per_stage or (num_blocks,)
     if table.recompute_method == "block":
         count = table.recompute_layers or 1
-        return replace(recomputation, blocks=_first_blocks(stages, count))
+        return replace(training, block_checkpointing=_first_blocks(stages, count))
     if table.recompute_method == "uniform":
         count = _check_uniform(stages, table.recompute_layers or 1)
         if count > 1 and not framework.groups_layers(strategy):
@@ -76,18 +61,19 @@ def resolve_recomputation(
                 f"{' or '.join(phrases_of(lambda candidate: candidate.grouping_strategy))} only; expected 1 "
                 f"with {_METHOD} 'uniform'"
             )
-        return replace(recomputation, layers_per_checkpoint=count)
+        return replace(training, layers_per_checkpoint=count)
     if table.activation_checkpointing != "selective":
-        return recomputation
+        return training
     modules: tuple[str, ...] = table.recompute_modules if table.recompute_modules is not None else (CORE,)
-    modules = framework.recomputed_modules(modules, strategy, parallelism, attention)
+    modules = framework.recomputed_modules(modules, strategy, parallelism, training.attention)
     other_modules = tuple(name for name in modules if name != CORE)
-    if LATENT in other_modules and (attention != "flash" or parallelism.context > 1):
+    if LATENT in other_modules and (training.attention != "flash" or parallelism.context > 1):
         raise NotSimulatedError(
             f"{_MODULES}: zsim simulates recomputation of '{LATENT}' with attention 'flash' and without "
-            f"context parallelism, found '{attention}' and context = {parallelism.context}"
+            f"context parallelism, found '{training.attention}' and context = {parallelism.context}"
         )
-    return replace(recomputation, policy="selective" if CORE in modules else "none", modules=other_modules)
+    policy: Checkpointing = "selective" if CORE in modules else "none"
+    return replace(training, activation_checkpointing=policy, recompute_modules=other_modules)
 
 
 def _check_keys(table: TrainingTable) -> None:

@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.reading import read_text
 from zsim.resources import PRESETS
+from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.requirement import phrase
 
@@ -29,14 +30,12 @@ def _pattern(text: str) -> str:
 _Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
-class LoraTable(BaseModel):
+class LoraTable(StrictTable):
     """`[training.lora]`. Defaults are PEFT 0.21's (tuners/lora/config.py).
 
     These are rank 8, alpha 8 (without effect on cost), no dropout, the family's own targets, and adapters in
     fp32 (`autocast_adapter_dtype`).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     rank: int = Field(default=8, ge=1, strict=True, description="rank of the adapters")
     alpha: float = Field(

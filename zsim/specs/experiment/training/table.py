@@ -10,10 +10,10 @@ from pydantic import Field, field_validator, model_validator
 from zsim.specs.experiment.data.images import ImagesTable
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.training.lora_table import LoraTable
-from zsim.specs.lazy_model import Lazy
+from zsim.specs.lazy_model import Lazy, StrictTable
 from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.requirement import left_out, phrase
-from zsim.specs.strategy.table import Count, StrictTable
+from zsim.specs.strategy.table import Count
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,
