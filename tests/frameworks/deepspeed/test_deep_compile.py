@@ -13,7 +13,7 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.compiled_activations import (
     SavedTensor,
     moved_activations,
-    without_those_that_stay,
+    trim_moves,
 )
 from zsim.frameworks.deepspeed.stage3.compiled_graph import (
     CompiledGraphs,
@@ -262,8 +262,9 @@ def test_copies_back_start_one_node_early_where_the_profile_has_room() -> None:
     assert moves.returns == {8: (first, second)}
     tight = moved_activations({first: 8, large: 9}, range(7, 10), peaks, 70 * MIB)
     assert tight.returns == {8: (first,), 9: (large,)}
-    kept = without_those_that_stay(tight, 55 * MIB)
-    assert (kept.leaving, kept.returns) == ({first}, {8: (first,), 9: ()})
+    kept = trim_moves(tight, 55 * MIB)
+    assert kept.leaving == {first}
+    assert kept.returns == {8: (first,), 9: ()}
 
 
 def test_shards_in_host_memory_come_at_the_head_of_a_graph_and_go_back_unchanged() -> None:

@@ -44,12 +44,13 @@ def deep_compile_of(block: CompileBlock | None, zero: ZeroConfig) -> DeepCompile
     """DeepCompile where it is on. DeepSpeed leaves stage 0 to torch's compiler."""
     if block is None or not block.deepcompile or zero.stage == 0:
         return None
-    targets: dict[Literal["states", "activations", "parameters"], bool] = {
-        "parameters": block.offload_parameters,
-        "states": block.offload_opt_states,
-        "activations": block.offload_activation,
-    }
-    moves = next((name for name, is_on in targets.items() if is_on and zero.stage == _STAGE), "gathers")
+    moves: Literal["gathers", "states", "activations", "parameters"] = "gathers"
+    if zero.stage == _STAGE and block.offload_parameters:
+        moves = "parameters"
+    elif zero.stage == _STAGE and block.offload_opt_states:
+        moves = "states"
+    elif zero.stage == _STAGE and block.offload_activation:
+        moves = "activations"
     return DeepCompile(2 if block.double_buffer else 1, moves, block.offload_activation_pin_memory)
 
 

@@ -35,7 +35,7 @@ _MIN_BYTES = 5 * 2**20  # MIN_OFFLOAD_SIZE
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor that forward saves for backward: its owner, its number among the owner's tensors, its bytes."""
+    """A tensor that forward saves for backward: its owner, its number among the owner's, its bytes."""
 
     owner: str
     number: int
@@ -157,7 +157,7 @@ def moved_activations(
     return ActivationMoves(frozenset(leaving), {node: tuple(tensors) for node, tensors in returns.items()})
 
 
-def without_those_that_stay(moves: ActivationMoves, headroom: int) -> ActivationMoves:
+def trim_moves(moves: ActivationMoves, headroom: int) -> ActivationMoves:
     """The moves but for the tensors that fit into `headroom` bytes, the largest first."""
     leaving = set(moves.leaving)
     in_order = [tensor for tensors in moves.returns.values() for tensor in tensors]

@@ -26,8 +26,8 @@ copies for every micro-batch (`offload_opt_launch`, `reload_opt`, `reload_copy_s
 # [Note: shards in host memory]
 Shards that `offload_param` keeps on the host come to the GPU at the head of a graph, all that it reads, on
 streams that wait for the kernels issued before (`offload_parameters.py`, `DSParam::reload`). Its kernels wait
-for a shard with the gather. Behind the last use of the gathered parameter the shard, unchanged, is copied back
-to the host, and its block is free at once (`DSParam::offload`).
+for a shard with the gather. Behind the last use of the gathered parameter the shard, unchanged, is copied
+back to the host, and its block is free at once (`DSParam::offload`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from zsim.frameworks.deepspeed.stage3.compiled_activations import (
     ActivationMoves,
     HostActivations,
     moved_activations,
-    without_those_that_stay,
+    trim_moves,
 )
 from zsim.frameworks.deepspeed.stage3.compiled_graph import (
     Groups,
@@ -389,7 +389,7 @@ def _place_activations(
     floor.optimizer_step()
     changes = [change.bytes for change in floor.builder.memory if change.device == "gpu"]
     peak = _resident_bytes(floor) + max(accumulate(changes), default=0)
-    return PassDecisions(activations=without_those_that_stay(moves, limit - peak))
+    return PassDecisions(activations=trim_moves(moves, limit - peak))
 
 
 def _profile(stage: Stage, config: DeepSpeedConfig, passes: PassDecisions) -> DeepCompileSchedule:
