@@ -69,10 +69,27 @@ def test_a_row_that_cannot_be_simulated_is_skipped_with_its_reason(tmp_path: Pat
     assert second["status"] == "predicted"
 
 
-def test_a_row_about_the_sync_alone_has_only_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {  # its trainer is not named, and its recipes of Megatron have a key of their own
+            "model": "Qwen/Qwen3-235B-A22B", "n_gpus": "256", "placement": "split", "gpu_split": "",
+            "train_parallelism": "", "gen_parallelism": "",
+        },
+    ],
+)  # fmt: skip
+def test_a_row_about_the_sync_alone_has_only_that(tmp_path: Path, changes: dict[str, str]) -> None:
     (row,) = predict(
         tmp_path,
-        {**STEP, "algorithm": "sync-only", "prompts_per_step": "", "samples_per_prompt": "", "sync_s": "2"},
+        {
+            **STEP,
+            "algorithm": "sync-only",
+            "prompts_per_step": "",
+            "samples_per_prompt": "",
+            "sync_s": "2",
+            **changes,
+        },
     )
     assert row["predicted_seconds"] is None
     assert list(row["predicted_phases_seconds"]) == ["weight_sync"]  # type: ignore[call-overload]

@@ -90,7 +90,8 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
         "parallelism": _parallelism(row, layout, model),
         "training": _training(row, layout),
     }
-    if row.has_word("nemo-rl", "framework") and row.has_word(_FUSED_PERMUTATION, "model"):
+    is_megatron = data["strategy"]["kind"] == "megatron"  # rows about a sync alone may not say so
+    if is_megatron and row.has_word("nemo-rl", "framework") and row.has_word(_FUSED_PERMUTATION, "model"):
         data["strategy"]["moe_permute_fusion"] = True
     is_first = _is_first_prime_rl(row)
     if row.has_word("optimizer states on CPU", "offload") and not is_first:

@@ -10,6 +10,11 @@ import pytest
 import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.stage3.compiled_activations import (
+    SavedTensor,
+    moved_activations,
+    trim_moves,
+)
 from zsim.frameworks.deepspeed.stage3.compiled_graph import (
     CompiledGraphs,
     gathers_ahead,
@@ -199,6 +204,86 @@ def test_without_room_all_states_leave_at_the_start_and_return_at_the_end(steps:
     check_plan(roomy)
 
 
+ACTIVATIONS: dict[str, Any] = {
+    "experiment": {"model": {**MODEL, "n_positions": 4096}}, "block": {"offload_activation": True},
+}  # fmt: skip
+MIB = 2**20
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_without_room_activations_leave_in_forward_and_return_in_backward(steps: int) -> None:
+    """4,096 tokens of 1,024 channels are 8 MiB, the logits 32: with checkpoints two blocks' inputs, those of
+    the last norm, of the head and of the loss. Kernels wait for each copy to the host. With room nothing
+    moves, and a tensor below 5 MiB never does.
+    """
+    training = {"sequence_length": 4096, "activation_checkpointing": "full"}
+    found = plan(steps, tensor_bytes=0, training=training, **ACTIVATIONS)
+    assert copies(found, "d2h", "forward") == steps * [size * MIB for size in (8, 8, 8, 8, 32)]
+    assert copies(found, "h2d", "backward") == steps * [size * MIB for size in (32, 8, 8)]
+    assert copies(found, "h2d", "recompute") == steps * [8 * MIB, 8 * MIB]
+    ops = found.programs[0].ops
+    sent = next(n for n, op in enumerate(ops) if op.name == "transformer.ln_f to host")
+    assert any(sent in op.after for op in ops[sent + 1 :] if op.stream == "compute")
+    host = [m.bytes for m in found.resident if m.device == "host" and m.category == "activations"]
+    assert host == [64 * MIB]
+    left: dict[str, int] = {}
+    for change in found.programs[0].memory:
+        left[change.owner] = left.get(change.owner, 0) + change.bytes
+    assert not any(left.values())
+    check_plan(found)
+    assert copies(plan(steps, training=training, **ACTIVATIONS), "d2h", "forward") == []
+    short = {**training, "sequence_length": 512}
+    assert copies(plan(steps, tensor_bytes=0, training=short, **ACTIVATIONS), "d2h", "forward") == []
+
+
+def test_activations_stay_as_the_peak_without_them_allows() -> None:
+    """A step that sends all away peaks at some bytes. With 8 to 16 MiB more one of 8 MiB stays, with 40 to 48
+    the logits (32) and one of the others.
+    """
+    training = {"sequence_length": 4096, "activation_checkpointing": "full"}
+
+    def sent(limit: int) -> list[int]:
+        return copies(plan(1, tensor_bytes=limit, training=training, **ACTIVATIONS), "d2h", "forward")
+
+    peak = next(limit for limit in range(0, 8000 * MIB, 8 * MIB) if len(sent(limit)) < 5)
+    assert sent(peak + 32 * MIB) == [8 * MIB] * 3
+    assert sent(peak + 2000 * MIB) == []
+
+
+def test_copies_back_start_one_node_early_where_the_profile_has_room() -> None:
+    """Nodes 7 to 9 take 60, 20 and 20 of 70 MB: a reader at 8 has no room before it, one at 9 has, but not
+    beside what has come back (20 + 6 + 50). 4 MB are too few to leave.
+    """
+    first, second = SavedTensor("a", 0, 6 * MIB), SavedTensor("b", 0, 6 * MIB)
+    large, small = SavedTensor("c", 0, 50 * MIB), SavedTensor("d", 0, 4 * MIB)
+    peaks = [66 * MIB, 20 * MIB, 20 * MIB]
+    moves = moved_activations({second: 9, first: 8, small: 9}, range(7, 10), peaks, 70 * MIB)
+    assert moves.leaving == {first, second}
+    assert moves.returns == {8: (first, second)}
+    tight = moved_activations({first: 8, large: 9}, range(7, 10), peaks, 70 * MIB)
+    assert tight.returns == {8: (first,), 9: (large,)}
+    kept = trim_moves(tight, 55 * MIB)
+    assert kept.leaving == {first}
+    assert kept.returns == {8: (first,), 9: ()}
+
+
+def test_shards_in_host_memory_come_at_the_head_of_a_graph_and_go_back_unchanged() -> None:
+    """The rank's quarter of each parameter that forward reads, then of those that backward reads: all but the
+    positions (128 x 1024), whose backward needs no weight."""
+    changes: dict[str, Any] = {"offload_param": {"device": "cpu"}, "block": {"offload_parameters": True}}
+    found = plan(2, **changes)
+    shard = 2 * NUMEL // 4
+    assert sum(copies(found, "h2d", "forward")) == sum(copies(found, "d2h", "forward")) == 2 * shard
+    returned = sum(copies(found, "d2h", "backward"))
+    assert sum(copies(found, "h2d", "backward")) == returned == 2 * (shard - 2 * 128 * 1024 // 4)
+    ops = found.programs[0].ops
+    first = {
+        name: next(n for n, op in enumerate(ops) if op.name.startswith(name)) for name in ("shard", "all_")
+    }
+    assert first["shard"] in ops[first["all_"]].after
+    check_plan(found)
+
+
 def test_parameters_on_the_gpu_are_not_moved_and_not_gathered_ahead() -> None:
     found = plan(1, block={"offload_parameters": True})
     assert found.programs[0].ops == plan(1, tensor_bytes=0).programs[0].ops
@@ -213,6 +298,7 @@ def test_parameters_on_the_gpu_are_not_moved_and_not_gathered_ahead() -> None:
     [
         ({}, ", after the fifth step, "),
         ({"block": {"offload_opt_states": True}}, ", after the first step, "),
+        ({"block": {"offload_activation": True}}, ", after the fifth step, up to which all activations"),
         ({"block": {"offload_parameters": True}}, ""),
         ({"stage": 2}, ""),
     ],
@@ -230,7 +316,7 @@ def test_a_note_says_that_the_script_compiles_and_when_passes_run(
     ("changes", "sentence"),
     [
         ({"stage": 2, "optimizer": "Muon"}, "DeepCompile with Muon before stage 3"),
-        ({"offload_optimizer": {"device": "cpu"}}, "DeepCompile with offload_optimizer"),
+        ({"offload_optimizer": {"device": "cpu"}}, "DeepCompile with offload_optimizer, whose gradients"),
         (
             {"mics_shard_size": 2, "experiment": {"strategy": {"version": "0.19.6"}}},
             "DeepCompile with MiCS",
@@ -243,7 +329,18 @@ def test_a_note_says_that_the_script_compiles_and_when_passes_run(
             {"block": {"offload_opt_states": True}, "offload_optimizer": {"device": "cpu"}},
             "found with zero_optimization.offload_optimizer, which DeepSpeed refuses",
         ),
-        ({"block": {"offload_activation": True}}, "compile.offload_activation: .* activations on the host"),
+        (
+            {"block": {"offload_activation": True}, "experiment": {"strategy": {"version": "0.19.6"}}},
+            "compile.offload_activation: .* activations on the host before 0.19.7",
+        ),
+        (
+            {"offload_param": {"device": "cpu"}},
+            "DeepCompile with offload_param and without compile.offload_parameters",
+        ),
+        (
+            {"offload_param": {"device": "nvme", "nvme_path": "/n"}, "block": {"offload_parameters": True}},
+            "DeepCompile with offload_param on NVMe",
+        ),
         ({"block": {"passes": ["autotp"]}}, "compile.passes: .* passes of DeepCompile that a file chooses"),
         ({"experiment": {"strategy": {"version": "0.17.0"}}}, "DeepCompile before 0.19.5"),
         ({"experiment": {"parallelism": {"tensor": 2}}}, "DeepCompile with model parallelism"),

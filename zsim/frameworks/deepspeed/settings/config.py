@@ -136,9 +136,11 @@ class DeepCompile:
 
     num_buckets: int
     """Buffers of gradients, which are reduced in turns."""
-    moves: Literal["gathers", "states", "parameters"] = "gathers"
+    moves: Literal["gathers", "states", "activations", "parameters"] = "gathers"
     """What the passes of stage 3 move: gathers ahead, optimizer states off the GPU for forward and backward,
-    or shards that are in host memory to the GPU."""
+    activations off the GPU between them, or shards that are in host memory to the GPU."""
+    pins_activations: bool = True
+    """Whether activations wait in page-locked host memory."""
     tensor_bytes: int = 0
     """GPU bytes that the passes let tensors take."""
 

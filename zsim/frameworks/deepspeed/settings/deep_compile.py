@@ -1,12 +1,17 @@
 """`compile.deepcompile`: what of DeepCompile is in force, and what of it is simulated.
 
-Read in DeepSpeed 0.19.6 `compile/config.py`, `compile/init_z3.py` and `runtime/engine.py`
+Read in DeepSpeed 0.19.6 and 0.19.8 `compile/config.py`, `compile/init_z3.py` and `runtime/engine.py`
 (`get_deepcompile_backend`).
+
+# [Note: DeepCompile with an optimizer on the CPU]
+Stage 3 hands the CPU's optimizer its gradients in the hook of each parameter (`partition_grads`), which
+`init_z3` removes. Nothing takes its place, so that the optimizer steps with gradients of zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepCompile, DeepSpeedConfig, ZeroConfig
@@ -15,6 +20,7 @@ from zsim.frameworks.deepspeed.settings.schema import CompileBlock
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _SINCE = (0, 19, 5)  # the first release whose passes are those of 0.19.6
+_MOVES_VIEWS = (0, 19, 7)  # the first release that moves views of activations as well
 _STAGE = 3
 # of the GPU's memory, which no pass fills (`MARGIN` of prefetch.py and offload_adam_states.py)
 _MARGIN, _STATES_MARGIN = 0.1, 0.2
@@ -22,9 +28,9 @@ _MOMENTS = {
     "gathers": ", after the fifth step, from which on gathers are issued ahead and parameters stay gathered "
     "as memory allows",
     "states": ", after the first step, from which on optimizer states leave the GPU as memory requires",
+    "activations": ", after the fifth step, up to which all activations leave the GPU",
 }
 _SWITCHES = {
-    "offload_activation": "DeepCompile's activations on the host",
     "free_activation": "DeepCompile's activations that are freed early",
     "symmetric_memory": "DeepCompile's gathers from symmetric memory",
     "sync_before_reduce": "DeepCompile that waits around every call",
@@ -38,10 +44,14 @@ def deep_compile_of(block: CompileBlock | None, zero: ZeroConfig) -> DeepCompile
     """DeepCompile where it is on. DeepSpeed leaves stage 0 to torch's compiler."""
     if block is None or not block.deepcompile or zero.stage == 0:
         return None
-    num_buckets = 2 if block.double_buffer else 1
-    if zero.stage == _STAGE and (block.offload_opt_states or block.offload_parameters):
-        return DeepCompile(num_buckets, "states" if block.offload_opt_states else "parameters")
-    return DeepCompile(num_buckets)
+    moves: Literal["gathers", "states", "activations", "parameters"] = "gathers"
+    if zero.stage == _STAGE and block.offload_parameters:
+        moves = "parameters"
+    elif zero.stage == _STAGE and block.offload_opt_states:
+        moves = "states"
+    elif zero.stage == _STAGE and block.offload_activation:
+        moves = "activations"
+    return DeepCompile(2 if block.double_buffer else 1, moves, block.offload_activation_pin_memory)
 
 
 def check_offloading(where: str, block: CompileBlock | None, zero: ZeroConfig) -> None:
@@ -80,12 +90,16 @@ def find_unsimulated_deep_compile(
         "hpZ": zero.zero_hpz_partition_size > 1,
         "qwZ": zero.zero_quantized_weights,
         "qgZ": zero.zero_quantized_gradients,
-        "offload_optimizer": zero.offload_optimizer is not None,
-        "offload_param": zero.offload_param is not None,
+        "offload_optimizer, whose gradients no release hands over,": zero.offload_optimizer is not None,
+        "offload_param on NVMe": zero.offload_param is not None and zero.offload_param.device == "nvme",
+        "offload_param and without compile.offload_parameters": zero.offload_param is not None
+        and not block.offload_parameters,
     }
     for name, is_on in extensions.items():
         if is_on:
             yield "compile.deepcompile", f"DeepCompile with {name}"
+    if zero.stage == _STAGE and block.offload_activation and release.number < _MOVES_VIEWS:
+        yield "compile.offload_activation", "DeepCompile's activations on the host before 0.19.7"
     for key, feature in _SWITCHES.items():
         if getattr(block, key):
             yield f"compile.{key}", feature
@@ -105,6 +119,13 @@ def check_deep_compile(config: DeepSpeedConfig, parallelism: ParallelismConfig) 
             f"{where} {config.optimizer_wrapper}, which DeepSpeed takes here; expected stage 2 or 3, or "
             "data_types.grad_accum_dtype as the weights"
         )
+    block = config.activation_checkpointing
+    if config.deep_compile is not None and config.deep_compile.moves == "activations":
+        for key in ("partition_activations", "cpu_checkpointing", "synchronize_checkpoint_boundary"):
+            if getattr(block, key):
+                raise NotSimulatedError(
+                    f"{where} compile.offload_activation beside {key}; expected one of them"
+                )
     if not parallelism.is_trivial:
         raise NotSimulatedError(f"{where} model parallelism yet; expected data parallelism alone")
 
@@ -115,7 +136,7 @@ def deep_compile_notes(where: str, block: CompileBlock | None, zero: ZeroConfig)
         return []
     notes = [
         f"{where}: compile.{key}: no effect before stage 3, whose passes alone move it"
-        for key in ("offload_opt_states", "offload_parameters")
+        for key in ("offload_opt_states", "offload_activation", "offload_parameters")
         if zero.stage < _STAGE and getattr(block, key)
     ]
     if deep_compile.moves == "parameters":

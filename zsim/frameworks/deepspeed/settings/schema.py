@@ -148,13 +148,14 @@ class ExpertParallelBlock(JsonBlock):
 
 
 class CompileBlock(JsonBlock):
-    """`compile`: DeepCompile (0.19.6 `compile/config.py`). Keys of earlier releases have no effect."""
+    """`compile`: DeepCompile (0.19.8 `compile/config.py`). Keys of earlier releases have no effect."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     deepcompile: bool = False
     free_activation: bool = False
     offload_activation: bool = False
+    offload_activation_pin_memory: bool = True
     offload_opt_states: bool = False
     offload_parameters: bool = False
     double_buffer: bool = True

@@ -22,18 +22,31 @@ Each state that leaves the GPU is copied into page-locked memory on a stream tha
 issued before, and its block is free once the copy ends. It comes back on the same stream, into a block of the
 compute stream. The host waits for the stream at the end of every backward, so that accumulation repeats the
 copies for every micro-batch (`offload_opt_launch`, `reload_opt`, `reload_copy_stream_sync`).
+
+# [Note: shards in host memory]
+Shards that `offload_param` keeps on the host come to the GPU at the head of a graph, all that it reads, on
+streams that wait for the kernels issued before (`offload_parameters.py`, `DSParam::reload`). Its kernels wait
+for a shard with the gather. Behind the last use of the gathered parameter the shard, unchanged, is copied
+back to the host, and its block is free at once (`DSParam::offload`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from zsim.cost.kernels.update import accumulate_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.bucket import GradientBucket
+from zsim.frameworks.deepspeed.stage3.compiled_activations import (
+    ActivationMoves,
+    HostActivations,
+    moved_activations,
+    trim_moves,
+)
 from zsim.frameworks.deepspeed.stage3.compiled_graph import (
     Groups,
     compiled_graphs,
@@ -44,6 +57,7 @@ from zsim.frameworks.deepspeed.stage3.compiled_graph import (
 )
 from zsim.frameworks.deepspeed.stage3.fetch_trace import parameters_of_calls
 from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Memory
 from zsim.plan.shared.host_side import HostSide
@@ -53,6 +67,8 @@ from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
 from zsim.specs.strategy.optimizers import optimizer_of
 
 GATHER, REDUCE, COPY, STATES = "all_gather", "reduce_scatter", "gradient_copy", "state_copy"
+SHARDS_IN, SHARDS_OUT = "shards in", "shards out"
+_WITHOUT_ACTIVATIONS = (Role.EMBEDDING, Role.RESIDUAL)  # which save token ids and masks, no floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +83,8 @@ class PassDecisions:
     """Bytes of each optimizer state that leaves the GPU."""
     returns: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """The states that come back behind a node, by the node's number."""
+    activations: ActivationMoves = field(default_factory=ActivationMoves)
+    """The activations that leave the GPU, and when they come back."""
 
 
 class DeepCompileSchedule(Zero3Schedule):
@@ -86,6 +104,19 @@ class DeepCompileSchedule(Zero3Schedule):
         self._events: dict[int, int] = {}  # by gathered parameter, the event of its gather
         self._bucket_events: list[int | None] = [None] * self.compiled.num_buckets
         self.host = HostSide(self.builder)
+        self._shard_events: dict[int, int] = {}  # by parameter, the event of the copy of its shard
+        self.activations: HostActivations | None = None
+        if self.compiled.moves == "activations":
+            is_pinned = self.compiled.pins_activations
+            self.activations = HostActivations(self.host, passes.activations, is_pinned=is_pinned)
+            self.checkpoints = self.activations
+        self._keeping_calls = {
+            call.name
+            for segment in stage.workload.segments
+            if not segment.is_checkpointed
+            for call in segment.calls
+            if call.name not in segment.unsaved_calls and call.module.role not in _WITHOUT_ACTIVATIONS
+        }
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -111,6 +142,8 @@ class DeepCompileSchedule(Zero3Schedule):
         """Also parameters that stay gathered. States that leave the GPU are allocated by the step."""
         kept = sum(self.gathered_sizes[number] for number in self.passes.persistent)
         memories = [*super().resident(), *([Memory("buffers", kept)] if kept else [])]
+        if self.activations is not None:
+            return [*memories, *self.activations.resident()]
         if self.compiled.moves != "states":
             return memories
         leaving, copies = sum(self.passes.leaving), sum(self.state_sizes)
@@ -130,6 +163,7 @@ class DeepCompileSchedule(Zero3Schedule):
     def begin_forward(self, micro_batch: int) -> None:
         """Send states to host memory. See [Note: optimizer states in host memory]."""
         self._node = 0
+        self._bring_shards()
         if not self.passes.leaving:
             return
         self.builder.wait_stream(STATES, COMPUTE)
@@ -141,6 +175,35 @@ class DeepCompileSchedule(Zero3Schedule):
     def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         self._node = self.graphs.num_forward
         self._micro_batch, self._is_boundary = micro_batch, is_last
+        self._bring_shards()
+
+    def _bring_shards(self) -> None:
+        """`reload_parameter`: bring what the next graph reads. See [Note: shards in host memory]."""
+        if self.store.is_on_gpu:
+            return
+        self.builder.wait_stream(SHARDS_IN, COMPUTE)
+        first = self._node
+        graph = next(graph for graph in self.graphs.graphs if first in graph)
+        for number in (number for node in graph for number in self.graphs.gathers[node]):
+            if not self.store.placement.comes_over_pcie(number):
+                continue
+            size, name = self._shard_bytes(number), self.trace.parameters[number].name
+            self.builder.allocate("buffers", size, stream=SHARDS_IN)
+            event = self.host.copy(f"shard of {name}", "h2d", size, SHARDS_IN, module=name)
+            assert event is not None
+            self._shard_events[number] = event
+
+    def _send_shard(self, number: int) -> None:
+        """`offload_parameter`."""
+        if not self.store.placement.comes_over_pcie(number):
+            return
+        size, name = self._shard_bytes(number), self.trace.parameters[number].name
+        self.builder.wait_stream(SHARDS_OUT, COMPUTE)
+        self.host.copy(f"shard of {name} back", "d2h", size, SHARDS_OUT, module=name)
+        self.builder.free("buffers", size)
+
+    def _shard_bytes(self, number: int) -> int:
+        return self.trace.parameters[number].shard_numel * self.param_bytes
 
     def pre_backward(self, segment: Segment) -> None: ...
 
@@ -150,6 +213,8 @@ class DeepCompileSchedule(Zero3Schedule):
         assert self.graphs.nodes[node] == (self.builder.phase, call.name)
         self._node += 1
         self.node_changes.append(len(self.builder.memory))
+        if self.activations is not None:
+            self.activations.before_node(node, call)
         for group in self.passes.launches.get(node, ()):
             self._launch(group, COMPUTE)
         for number in self.graphs.gathers[node]:
@@ -164,6 +229,9 @@ class DeepCompileSchedule(Zero3Schedule):
             return
         size = sum(sizes[number] for number in missing)
         builder.wait_stream(GATHER, COMPUTE)
+        for number in missing:
+            for stream in (COMPUTE, GATHER):
+                builder.stream_wait(stream, self._shard_events.get(number))
         allocated = tuple(sizes[number] for number in missing if number not in self.passes.persistent)
         builder.allocate("buffers", sum(allocated), tensors=allocated, stream=allocation_stream)
         name = self.trace.parameters[missing[0]].name
@@ -191,6 +259,14 @@ class DeepCompileSchedule(Zero3Schedule):
             self.builder.free_when_done("buffers", size, last)
         for number in self.passes.returns.get(self._node - 1, ()):
             self._bring_back(number)
+        if not self.store.is_on_gpu:
+            for number in self.graphs.releases[self._node - 1]:
+                self._send_shard(number)
+        if self.activations is not None and call.name in self._keeping_calls:
+            if self.builder.phase == "forward":
+                self.activations.send(call.name, call.work.tensors.saved)
+            elif self.builder.phase == "backward":
+                self.activations.hold(call.name)
 
     def _bring_back(self, number: int) -> None:
         """`move_back_key`: a state returns to the GPU."""
@@ -249,6 +325,8 @@ class DeepCompileSchedule(Zero3Schedule):
         if self.passes.leaving:
             self.builder.host_wait(self.builder.record(STATES))
             self.builder.host("optimizer states are back")
+        if self.activations is not None:
+            self.activations.end_backward()
         self._reduce()
         self.builder.host_wait(self.builder.record(REDUCE))
         self.builder.host("end of backward")
@@ -276,6 +354,8 @@ def make_deep_compile(stage: Stage, config: DeepSpeedConfig) -> DeepCompileSched
                 "states DeepSpeed moves only what Adam names so; expected adamw"
             )
         return DeepCompileSchedule(stage, config, _place_states(plain, limit))
+    if config.deep_compile.moves == "activations":
+        return DeepCompileSchedule(stage, config, _place_activations(stage, config, plain, limit))
     launches = gathers_ahead(plain.graphs, _node_peaks(plain), plain.gathered_sizes, limit)
     moved = _profile(stage, config, PassDecisions(launches))
     persistent = kept_gathered(moved.graphs, moved.gathered_sizes, limit - max(_node_peaks(moved)))
@@ -295,6 +375,23 @@ def _place_states(plain: DeepCompileSchedule, limit: int) -> PassDecisions:
     return PassDecisions(leaving=tuple(sizes[:count]), returns=returns)
 
 
+def _place_activations(
+    stage: Stage, config: DeepSpeedConfig, plain: DeepCompileSchedule, limit: int
+) -> PassDecisions:
+    """The decisions of `offload_activation` by the profile `plain`, and by the peak of a step that sends all
+    activations away. See [Note: activations that stay] of compiled_activations.py.
+    """
+    assert plain.activations is not None
+    backward, peaks = plain.graphs.graphs[1], _node_peaks(plain)
+    readers = plain.activations.readers
+    moves = moved_activations(readers, backward, [peaks[node] for node in backward], limit)
+    floor = _profile(stage, config, PassDecisions(activations=moves))
+    floor.optimizer_step()
+    changes = [change.bytes for change in floor.builder.memory if change.device == "gpu"]
+    peak = _resident_bytes(floor) + max(accumulate(changes), default=0)
+    return PassDecisions(activations=trim_moves(moves, limit - peak))
+
+
 def _profile(stage: Stage, config: DeepSpeedConfig, passes: PassDecisions) -> DeepCompileSchedule:
     """Hooks that one micro-batch has been walked with, on a builder of their own."""
     training = replace(stage.training, gradient_accumulation_steps=1)
@@ -311,7 +408,7 @@ def _profile(stage: Stage, config: DeepSpeedConfig, passes: PassDecisions) -> De
 
 def _node_peaks(hooks: DeepCompileSchedule) -> list[int]:
     """GPU bytes that tensors have at most while each node runs."""
-    level = sum(memory.bytes for memory in hooks.resident() if memory.device == "gpu")
+    level = _resident_bytes(hooks)
     changes, ends = hooks.builder.memory, [*hooks.node_changes[1:], len(hooks.builder.memory)]
     peaks = []
     for start, end in zip(hooks.node_changes, ends, strict=True):
@@ -321,3 +418,7 @@ def _node_peaks(hooks: DeepCompileSchedule) -> list[int]:
             peak = max(peak, level)
         peaks.append(peak)
     return peaks
+
+
+def _resident_bytes(hooks: DeepCompileSchedule) -> int:
+    return sum(memory.bytes for memory in hooks.resident() if memory.device == "gpu")
