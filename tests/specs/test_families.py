@@ -163,7 +163,7 @@ def test_every_preset_is_counted_but_those_whose_class_is_elsewhere() -> None:
     of RWKV-7 fla's. LongCat's class has weights that its checkpoint has not.
     Models with towers are counted in test_towers.py.
     """
-    rest = {name for name in model_preset_names() if load_model(name).tower is None} - set(COUNTED)
+    rest = {name for name in model_preset_names() if load_model(name).vision_tower is None} - set(COUNTED)
     own_tests = {"longcat-flash", "rwkv7-1.5b", "rwkv7-2.9b"}
     assert rest == {"mpt-7b", "mpt-30b", "exaone-3.5-7.8b", "qwen-7b"} | own_tests
 

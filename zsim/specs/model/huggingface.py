@@ -42,7 +42,7 @@ from zsim.specs.model.families import (
     t5,
 )
 from zsim.specs.model.families import llama_variants as variants
-from zsim.specs.model.multimodal import add_tower, split_config
+from zsim.specs.model.multimodal import add_towers, split_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import kinds_with, role_of
 
@@ -289,7 +289,7 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             f"{_misspelt_family(model_type)}; known are {_family_names()}"
         )
     model = family.build(ConfigReader(values, name, where, model_type, family.aliases))
-    return add_tower(model, split)
+    return add_towers(model, split)
 
 
 def _misspelt_family(model_type: str) -> str:

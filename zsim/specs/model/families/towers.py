@@ -479,7 +479,7 @@ def step3p7_tower(config: ConfigReader, width: int) -> Tower:
     downsamplers = [
         Module(
             f"{root}.downsampler{number}",
-            Linear(9 * features, 2 * features),
+            Linear(9 * features, 2 * features, overlap=9 / 4),
             (Parameter("weight", (2 * features, features, 3, 3)), Parameter("bias", (2 * features,))),
             rows_per_token=0.25**number,
         )
