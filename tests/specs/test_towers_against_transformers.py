@@ -86,6 +86,7 @@ MULTIMODAL = {
     "Qwen3_5Moe": VISION,
     "Gemma3": SIGLIP,
     "Gemma4": GEMMA4_VISION,
+    "Exaone4_5_": {**OF_QWEN2_5, "num_key_value_heads": 2},
     "Glm4v": GLM_VISION,
     "Glm4vMoe": GLM_VISION,
     "Glm46V": GLM_VISION,
@@ -169,6 +170,7 @@ def config_of(name: str, **values: Any) -> Any:
 def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
     text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
     text |= {"model_type": "qwen2"} if family == "InternVL" else {}
+    text |= {"model_type": "exaone4"} if family == "Exaone4_5_" else {}
     text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
     text |= {"model_type": "llama"} if family in ("Llava", "Idefics3", "SmolVLM") else {}
     text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}

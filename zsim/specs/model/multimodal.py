@@ -104,6 +104,7 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "llama4": MultimodalFamily(
         towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
     ),
+    "exaone4_5": MultimodalFamily(qwen_towers.qwen2_5_vl_tower, "exaone4"),
     "qwen2_audio": MultimodalFamily(
         None, "qwen2", audio=audio_towers.qwen2_audio_tower,
         text_defaults={**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016},

@@ -126,11 +126,13 @@ class Decoder(_Table):
     """Names of numbers that the activation learns."""
     is_tied: bool = False
     norm: str = "rms"
-    """The kind of norm. "layer" has a bias too."""
+    """The kind of norm. "layer" has a bias too, "plain_layer" no weight."""
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
     """Names of the norms before and after attention, before and after the MLP. Empty for none."""
     registers_norms: tuple[str, ...] = ()
     """The order in which they are registered, where that is not the order in which they run."""
+    post_norm_key: str = ""
+    """The key that leaves out the norms after attention and MLP where it is false."""
     is_parallel: bool = False
     """Attention and MLP read one norm's output."""
     qkv_bias: bool | str = False
@@ -149,6 +151,10 @@ class Decoder(_Table):
     gates_heads: bool = False
     """All features of a head have one gate."""
     gate_name: str = "gate_proj"
+    heads_key: str = ""
+    """The key of a list of the layers' numbers of heads."""
+    has_sinks: bool = False
+    """Each head has a learned sink in all layers."""
     window: int = 0
     """The window's default. 0 for none unless the file says one."""
     window_interval: int = 0
@@ -228,7 +234,10 @@ class _Builder:
     def model(self) -> ModelSpec:
         config, facts, shape = self.config, self.facts, self.shape
         windows, dense = self._windows(), self._dense_layers()
-        kinds = list(zip(windows, (index in dense for index in range(shape.layers)), strict=True))
+        heads = (config.integers(facts.heads_key) if facts.heads_key else ()) or [shape.heads] * shape.layers
+        if len(heads) != shape.layers:
+            raise config.error(f"'{facts.heads_key}' has {len(heads)} numbers; expected {shape.layers}")
+        kinds = list(zip(windows, (index in dense for index in range(shape.layers)), heads, strict=True))
         model = language_model(
             config,
             shape.hidden,
@@ -296,14 +305,17 @@ class _Builder:
         last = self.config.integer(experts.last, -1, minimum=-1) if experts.last else -1
         return dense_layers(self.config, layers, first, layers if last == -1 else last + 1)
 
-    def _block(self, kind: tuple[int | None, bool]) -> Block:
-        window, is_dense = kind
+    def _block(self, kind: tuple[int | None, bool, int]) -> Block:
+        window, is_dense, heads = kind
         facts, hidden = self.facts, self.shape.hidden
-        attention = self._attention(window)
+        attention = self._attention(window, heads)
         mlp = self._mlp() if is_dense or facts.experts is None else self._experts(facts.experts)
         if facts.is_parallel:
             mlp[0] = replace(mlp[0], shares_input=True)
-        norms = [[self._norm(name)] if name else [] for name in facts.norms]
+        names = facts.norms
+        if facts.post_norm_key and not self.config.boolean(facts.post_norm_key, True):
+            names = (names[0], "", names[2], "")
+        norms = [[self._norm(name)] if name else [] for name in names]
         modules = (
             *norms[0], *attention, *norms[1],
             residual("self_attn.residual", hidden, self.dropout, scales=facts.scales),
@@ -313,10 +325,14 @@ class _Builder:
         order = {
             "attention": self._registered_attention(attention),
             "mlp": self._registered_mlp(mlp),
-            "norms": list(facts.registers_norms) or [name for name in facts.norms if name],
+            "norms": [
+                name
+                for name in facts.registers_norms or names
+                if name in names and self._norm(name).parameters
+            ],
         }
-        names = (name for part in facts.registers for name in order[part])
-        return set_registration(Block(facts.block, modules), *names)
+        registered = (name for part in facts.registers for name in order[part])
+        return set_registration(Block(facts.block, modules), *registered)
 
     def _registered_attention(self, attention: Sequence[Module]) -> list[str]:
         """Sinks, products of queries, keys, values and output, then norms and a gate. Latent attention's
@@ -337,14 +353,14 @@ class _Builder:
 
     def _norm(self, name: str) -> Module:
         width, kind = self.shape.hidden, self.facts.norm
-        if kind == "layer":
-            return layer_norm(name, width)
+        if kind in ("layer", "plain_layer"):
+            return layer_norm(name, width, affine=kind == "layer")
         if kind == "cohere_layer":
             return Module(name, Norm(width, kind), (Parameter("weight", (width,)),))
         return rms_norm(name, width, kind=kind)
 
-    def _attention(self, window: int | None) -> list[Module]:
-        facts, shape = self.facts, self.shape
+    def _attention(self, window: int | None, heads: int) -> list[Module]:
+        facts, shape = self.facts, replace(self.shape, heads=heads)
         if facts.is_latent:
             return latent_attention(self.config, shape.hidden, shape.heads, shape.dropout)
         if window is not None:
@@ -373,7 +389,7 @@ class _Builder:
         width = partial_rotary(self.config, shape.head_dim, facts.rotary_fraction)
         if width is not None:
             modules[-2] = replace_op_fields(modules[-2], rotary_width=width)
-        if window is not None and facts.windowed.has_sinks:
+        if facts.has_sinks or (window is not None and facts.windowed.has_sinks):
             core = replace_op_fields(modules[-2], has_sinks=True)
             modules[-2] = replace(core, name="self_attn", parameters=(Parameter("sinks", (shape.heads,)),))
         if facts.has_output_gate:

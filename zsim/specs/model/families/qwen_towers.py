@@ -150,12 +150,14 @@ def _qwen_block(
     """
     heads = config.integer("num_heads", heads)
     first = rms_norm if norm == "rms" else layer_norm
-    products = [linear("attn.qkv", hidden, 3 * hidden, bias=biases[0])]
+    groups = config.integer("num_key_value_heads", 8) if config.family == "exaone4_5" else heads
+    config.check_kv_heads(heads, groups)
+    products = [linear("attn.qkv", hidden, hidden + 2 * groups * (hidden // heads), bias=biases[0])]
     if config.family.startswith("qwen2_5_omni"):
         products = [
             linear(f"attn.{name}", hidden, hidden, bias=biases[0], shares_input=name != "q") for name in "qkv"
         ]
-    core = tower_core("attn.core", heads, hidden, splits_fused_qkv=len(products) == 1)
+    core = tower_core("attn.core", heads, hidden, groups=groups, splits_fused_qkv=len(products) == 1)
     modules = [
         first("norm1", hidden),
         *products,
