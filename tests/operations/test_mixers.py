@@ -119,8 +119,8 @@ def test_mamba_ssms_function_norms_by_itself() -> None:
 
 
 def test_mamba_2_keeps_what_mamba_ssms_function_saves() -> None:
-    """By `save_for_backward` of mamba_ssm e9594ce1 ops/triton/ssd_combined.py `MambaSplitConv1dScanCombinedFn`
-    per token of Nemotron 3 Nano: zxbcdt of 2 x 4096 + 2 x 1024 + 64 numbers and out_x of 4096 in 16 bits,
+    """By `save_for_backward` of mamba_ssm e9594ce1 ops/triton/ssd_combined.py, per token of Nemotron 3 Nano:
+    zxbcdt of 2 x 4096 + 2 x 1024 + 64 numbers and out_x of 4096 in 16 bits,
     28,800 bytes. Its rstd, 8 numbers in fp32, is 0.1 % of that and not counted.
     """
     scan = StateSpace(64, 64, 128, 8, 128)

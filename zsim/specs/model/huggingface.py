@@ -232,8 +232,9 @@ REFUSED_TYPES = {
     "falcon_mamba": _STATE_SPACES,
     "rwkv": "its layers are RWKV-4's recurrence, which has no price in zsim",
     "zamba": "blocks of attention that several layers share have no plan in zsim",
+    "mllama": "its layers of attention to the rows of images have no plan in zsim",
     "phi4_multimodal": "its adapters by modality have no plan in zsim; its language model alone is a phi3",
-    "whisper": "an encoder of sound has no plan in zsim",
+    "whisper": "a decoder that attends to an encoder of sound has no plan in zsim",
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
@@ -273,6 +274,9 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """The model of a parsed `config.json`, with its vision tower. `source` is named in errors."""
+    refused = str(config.get("model_type"))
+    if refused in REFUSED_TYPES:
+        raise NotSimulatedError(f"{source}: model type '{refused}': {REFUSED_TYPES[refused]}")
     split = split_config(config, name, source, FAMILIES)
     values, where = split.text, split.where
     model_type = values.get("model_type")
@@ -281,8 +285,6 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_family_names()}"
         )
     family = FAMILIES.get(model_type)
-    if model_type in REFUSED_TYPES:
-        raise NotSimulatedError(f"{where}: model type '{model_type}': {REFUSED_TYPES[model_type]}")
     if family is None:
         raise InputError(
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"
