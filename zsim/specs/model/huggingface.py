@@ -166,6 +166,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "minimax_m3_vl_text": ModelFamily(minimax.minimax_m3, _MOE_NAMES),
     "lfm2": ModelFamily(lfm.lfm2),
     "lfm2_moe": ModelFamily(lfm.lfm2_moe, _MOE_NAMES),
+    "lfm3": ModelFamily(lfm.lfm3),
     "rwkv7": ModelFamily(rwkv.rwkv7),
     "rwkv7_fla": ModelFamily(rwkv.rwkv7),
     "bert": ModelFamily(encoders.bert),
