@@ -197,11 +197,11 @@ def test_smolvlm_cuts_an_image_into_four_tiles_on_its_longer_side_and_one_of_all
     81 tokens. LLaVA scales each image to 336 pixels, 24^2 tokens, of which the tower has one more."""
     tower = load_model("smolvlm2-2.2b").vision_tower
     assert tower is not None
-    assert tower.rule.size_of(1000, 500) == ImageSize(9, 729, 9 * 81)
-    assert tower.rule.size_of(500, 2000) == ImageSize(5, 729, 5 * 81)
+    assert tower.image_rule.size_of(1000, 500) == ImageSize(9, 729, 9 * 81)
+    assert tower.image_rule.size_of(500, 2000) == ImageSize(5, 729, 5 * 81)
     llava = load_model("llava-1.5-7b").vision_tower
     assert llava is not None
-    assert llava.rule.size_of(1000, 500) == ImageSize(1, 577, 576)
+    assert llava.image_rule.size_of(1000, 500) == ImageSize(1, 577, 576)
 
 
 def test_step_sees_all_of_an_image_and_crops_of_it() -> None:
@@ -209,7 +209,7 @@ def test_step_sees_all_of_an_image_and_crops_of_it() -> None:
     crops, whose last is more than a fifth of one. 700 x 300 are long, and have 3 crops as wide as they are
     high. A square of 700 has none.
     """
-    rule = model_from_config(STEP, "step", "config.json").vision_tower.rule  # type: ignore[union-attr]
+    rule = model_from_config(STEP, "step", "config.json").vision_tower.image_rule  # type: ignore[union-attr]
     sizes = [rule.size_of(*sides) for sides in ((2000, 500), (700, 300), (700, 700))]
     assert [size.rows for size in sizes] == pytest.approx([2704 + 4 * 1296, 2704 + 3 * 1296, 2704])
     assert [size.tokens for size in sizes] == [169 + 4 * 81, 169 + 3 * 81, 169]

@@ -20,6 +20,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.mixers.kimi_delta import KimiDelta
 from zsim.operations.operation import FORWARD
 from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.model.image_rules import SoundRule
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.images import SampledImages
 
@@ -250,7 +251,9 @@ def test_an_audio_tower_has_the_flops_and_keeps_the_bytes_of_transformers(family
 
     spec = model_from_config(config.to_dict(), "tiny", "tiny.json").audio_tower
     assert spec is not None
-    shape = BatchShape(1, 1024, sounds=SampledImages(spec.rule.size_of(frames / 100), 1.0, 1.0))
+    assert isinstance(spec.rule, SoundRule)
+    size = spec.rule.size_of(frames / 100)
+    shape = BatchShape(1, 1024, sounds=SampledImages(size, 1.0, 1.0))
     flops = kept = 0.0
     last = 2 if family == "Qwen2Audio" else 1  # Qwen2-Audio's projector is not the tower's
     modules = (
@@ -266,7 +269,7 @@ def test_an_audio_tower_has_the_flops_and_keeps_the_bytes_of_transformers(family
         run()
     assert flops == counter.get_total_flops()
     tower.set_attn_implementation("sdpa")
-    copies = (4 if family == "Qwen2Audio" else 3) * spec.rule.size_of(frames / 100).rows * 64 * 2
+    copies = (4 if family == "Qwen2Audio" else 3) * size.rows * 64 * 2
     assert kept + copies == pytest.approx(saved_bytes(tower.parameters(), run), rel=0.01)
 
 
@@ -282,7 +285,7 @@ def test_parameters_of_a_mixer_have_the_names_and_shapes_of_transformers(name: s
 def _work(model: ModelSpec, width: int, height: int) -> tuple[float, int]:
     """FLOPs of the tower's products and the bytes that it keeps, of one image."""
     assert model.vision_tower is not None
-    rule = model.vision_tower.rule.set_bounds(min_pixels=1)
+    rule = model.vision_tower.image_rule.set_bounds(min_pixels=1)
     images = SampledImages(rule.size_of(width, height), 1.0, 1.0)
     shape, options, flops, kept = BatchShape(1, 1024, images=images), WorkOptions(), 0.0, 0
     for module in model.vision_tower.modules[:-1]:  # without the scatter among the tokens
@@ -334,7 +337,7 @@ def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transforme
     pixels = torch.zeros(1, 3, 224, 224, dtype=torch.bfloat16)
     tower = model_from_config(config.to_dict(), "tiny", "tiny.json").vision_tower
     assert tower is not None
-    tile = replace(tower.rule.size_of(224, 224), tiles=1)
+    tile = replace(tower.image_rule.size_of(224, 224), tiles=1)
     shape, options = BatchShape(1, 1024, images=SampledImages(tile, 1.0, 1.0)), WorkOptions()
     modules = (*tower.before, *(module for block in tower.blocks for module in block.modules), tower.after[0])
     flops = sum(
@@ -342,7 +345,9 @@ def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transforme
     )
     with FlopCounterMode(display=False) as counter:
         module(pixels)
-    assert flops == pytest.approx(counter.get_total_flops(), rel=1e-3 if tower.rule.class_tokens else 1e-12)
+    assert flops == pytest.approx(
+        counter.get_total_flops(), rel=1e-3 if tower.image_rule.class_tokens else 1e-12
+    )
     module.set_attn_implementation("sdpa")
     kept = sum(one.saved_bytes(shape.seen_by(one), options) for one in modules)
     assert kept == pytest.approx(saved_bytes(module.parameters(), lambda: module(pixels)), rel=0.01)

@@ -109,6 +109,12 @@ class Tower:
     def sees_sounds(self) -> bool:
         return isinstance(self.rule, SoundRule)
 
+    @property
+    def image_rule(self) -> ImageRule:
+        """The rule of a tower of images."""
+        assert isinstance(self.rule, ImageRule)
+        return self.rule
+
     @cached_property
     def modules(self) -> tuple[Module, ...]:
         """All modules, in the order in which they run."""

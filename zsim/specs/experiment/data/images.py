@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from zsim.arrays import Floats
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.experiment.data.draw import BatchPlan, num_drawn_steps, slowest_rank_mean
-from zsim.specs.model.image_rules import ImageRule, SoundRule
+from zsim.specs.model.image_rules import SoundRule
 from zsim.specs.model.spec import ModelSpec, Tower
 from zsim.specs.strategy.images import ImageSize, SampledImages, average_size
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
@@ -146,8 +146,7 @@ def image_sizes(table: ImagesTable, model: ModelSpec) -> list[ImageSize]:
     Raises InputError for bounds that the model's rule has not.
     """
     assert model.vision_tower is not None
-    rule = model.vision_tower.rule
-    assert isinstance(rule, ImageRule)
+    rule = model.vision_tower.image_rule
     bounds = {
         name: getattr(table, name)
         for name in ("min_pixels", "max_pixels", "max_tiles")
