@@ -76,7 +76,9 @@ def _models() -> dict[str, ModelSpec]:
             smallest[family] = model_from_config(entry["config"], family, "config.json")
     for family in MULTIMODAL_FAMILIES:
         if family not in smallest:
-            config = {"model_type": family, "text_config": TEXT, "vision_config": VISION}
+            parts = {"audio_config": {"output_dim": 512}, "vision_config": VISION}
+            builders = MULTIMODAL_FAMILIES[family].builders
+            config = {"model_type": family, "text_config": TEXT, **{key: parts[key] for key in builders}}
             smallest[family] = model_from_config(config, family, "config.json")
     return smallest
 

@@ -13,9 +13,11 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.report_of import report_of
 from zsim.frameworks.megatron.kernels import LAYER_KERNELS
 from zsim.operations import BACKWARD, FORWARD, Exchange, Module
+from zsim.operations.mixers.convolution import Convolution
 from zsim.operations.mixers.gated_delta import GatedDelta
 from zsim.operations.mixers.kimi_delta import KimiDelta
 from zsim.operations.mixers.mamba2 import StateSpace
+from zsim.operations.mixers.rwkv7 import GeneralizedDelta
 from zsim.operations.operation import Role
 from zsim.plan.make import plan_basis, stages_of
 from zsim.plan.workload.workload import make_workload
@@ -114,6 +116,30 @@ def test_mamba_ssms_function_norms_by_itself() -> None:
     """8,192 bytes less, the norm's input, where the scan's function makes it again."""
     torch_fused = replace(FUSED, layers=WorkOptions().layers)
     assert mixer_bytes("nemotron-3-nano-30b-a3b", 0, torch_fused) == 55_936 - 8_192
+
+
+def test_mamba_2_keeps_what_mamba_ssms_function_saves() -> None:
+    """By `save_for_backward` of mamba_ssm e9594ce1 ops/triton/ssd_combined.py, per token of Nemotron 3 Nano:
+    zxbcdt of 2 x 4096 + 2 x 1024 + 64 numbers and out_x of 4096 in 16 bits,
+    28,800 bytes. Its rstd, 8 numbers in fp32, is 0.1 % of that and not counted.
+    """
+    scan = StateSpace(64, 64, 128, 8, 128)
+    conv = Module("conv", Convolution(4096 + 2 * 1024, 4))
+    shape = BatchShape(1, 1024)
+    kept = Module("scan", scan).saved_bytes(shape, FUSED) + conv.saved_bytes(shape, FUSED)
+    assert kept == 1024 * 2 * (2 * 4096 + 2 * 1024 + 64 + 4096)
+
+
+@pytest.mark.parametrize(("reads_values", "tensors"), [(False, 14), (True, 16)])
+def test_rwkv_7_keeps_what_flas_functions_save(reads_values: bool, tensors: int) -> None:
+    """Tensors of 2,048 features in 16 bits, by `save_for_backward` of fla bc3b101d: of the six mixes the
+    tokens and their shifts (`Rwkv7FusedAddcmul`, whose outputs are the products' inputs), k and a
+    (`KUpdateFunction`; a is a sigmoid's output too), the normalised keys (`L2NormFunction`), w's sigmoid,
+    r, w, k, v, -kk and kk a (`ChunkDPLRDeltaRuleFunction`), the normalised output and the gate beside r, k
+    and v again (`GateOutputCorrection`): 2 + 2 + 1 + 1 + 6 + 2. `lerp` adds values and their sigmoid.
+    """
+    work = GeneralizedDelta(32, 64, reads_values=reads_values)
+    assert sum(work.kept_sizes(WorkOptions())) == tensors * 2048 * 2
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,18 @@ def test_only_a_loss_trains_the_indexer(loss: Any, pairs: int) -> None:
     assert flops(work, "indexer", BACKWARD) == 4 * 32 * 128 * pairs
 
 
+@pytest.mark.parametrize(("loss", "indexer"), [("none", 0), ("sparse", 2 * (32 * 128 + 128 + 32))])
+def test_it_keeps_what_megatrons_function_saves(loss: Any, indexer: int) -> None:
+    """By `save_for_backward` of Megatron-LM d98e8a64 dsa_cudnn_kernels.py `FusedIndexerSparseAttnFunc`, per
+    token of GLM-5: queries of 64 x 576, latents of 576, the output of 64 x 512 in 16 bits, 64 sums in fp32,
+    2,048 indices of 4 bytes, and with a loss the gradients of the indexer's 32 x 128 queries, 128 keys and 32
+    weights, which forward makes already (`empty_like` of each).
+    """
+    work = SparseAttention(64, 512, 64, 2048, 32, 128, loss=loss)
+    kept = Module("core", work).saved_bytes(BatchShape(1, 4096), WorkOptions())
+    assert kept == 4096 * (2 * (64 * 576 + 576 + 64 * 512) + 4 * 64 + 4 * 2048 + indexer)
+
+
 def test_a_layer_that_shares_a_choice_has_attention_alone() -> None:
     shared = SparseAttention(64, 512, 64, 2048, 32, 128, has_indexer=False)
     kernels = Module("core", shared).kernels(FORWARD, BatchShape(1, 8192), WorkOptions())

@@ -84,9 +84,9 @@ def gathers(resolved: Job) -> list[int]:
 
 def _numels(model: ModelSpec) -> tuple[int, int]:
     """Parameters of a block of the tower, and of the tower but for what embeds patches."""
-    assert model.tower is not None
-    embedding = sum(module.numel for module in model.tower.before)
-    return model.tower.blocks[0].numel, model.tower.numel - embedding
+    assert model.vision_tower is not None
+    embedding = sum(module.numel for module in model.vision_tower.before)
+    return model.vision_tower.blocks[0].numel, model.vision_tower.numel - embedding
 
 
 @pytest.mark.parametrize("text_only", [True, False])
@@ -114,7 +114,7 @@ def test_tensor_parallel_megatron_cuts_the_tower_and_torch_does_not() -> None:
 def test_the_first_stage_of_a_pipeline_has_the_tower() -> None:
     resolved = job({"kind": "megatron"}, parallelism={"pipeline": 2}, gradient_accumulation_steps=2)
     stages = stages_of(plan_basis(resolved).model, resolved.parallelism)
-    assert [stage.tower is not None for stage in stages] == [True, False]
+    assert [stage.vision_tower is not None for stage in stages] == [True, False]
     assert sum(stage.numel for stage in stages) == resolved.model.numel
 
 
@@ -136,7 +136,7 @@ def test_flops_of_the_tower_are_those_of_its_rows() -> None:
     weights are, and 4 d S of attention, over 512 tokens.
     """
     resolved = job({"kind": "fsdp2"}, frozen=["model.visual"])
-    tower, images = resolved.model.tower, resolved.training.images
+    tower, images = resolved.model.vision_tower, resolved.training.images
     assert tower is not None
     assert images is not None
     rows = {"patches": 784, "merged": 196, "windows": 784, "": 0}
@@ -144,9 +144,9 @@ def test_flops_of_the_tower_are_those_of_its_rows() -> None:
     for module in tower.modules:
         name = module.name.rpartition(".")[2]
         is_product = "norm" in name or name in ("qkv", "proj", "linear_fc1", "linear_fc2")
-        expected += 2 * rows[module.image_rows] * module.numel * is_product
+        expected += 2 * rows[module.sample_rows] * module.numel * is_product
         expected += 4 * 784 * 784 * 32 * (name == "core")
-    flops, recomputed = tower_flops_per_token(tower, images, 512)
+    flops, recomputed = tower_flops_per_token(tower, resolved.training)
     assert flops == recomputed == pytest.approx(expected / 512)
 
 

@@ -107,8 +107,8 @@ def test_a_multimodal_model_is_refused_with_the_name_of_its_language_model() -> 
     with pytest.raises(InputError, match=r"towers besides its language model.* preset 'qwen3.5-9b'"):
         load_model("Qwen/Qwen3.5-9B")
     model = load_model("Qwen/Qwen3.6-27B")
-    assert model.tower is not None
-    assert model.numel - model.tower.numel == load_model("qwen3.5-27b").numel
+    assert model.vision_tower is not None
+    assert model.numel - model.vision_tower.numel == load_model("qwen3.5-27b").numel
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen2_vl", "llama5"])

@@ -15,6 +15,7 @@ from zsim.operations.residual import Residual
 from zsim.specs.experiment.data.draw import BatchPlan
 from zsim.specs.experiment.data.images import ImagesTable, draw_images
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.model.image_rules import SoundRule
 from zsim.specs.strategy.images import ImageSize, SampledImages, average_size
 
 SIZE = ImageSize(1, 784, 196, 64)
@@ -34,14 +35,14 @@ def test_a_tower_sees_images_as_sequences_and_merged_rows_as_tokens() -> None:
     sequence and one sequence there are 392 rows, whose span is no longer than they are.
     """
     shape = BatchShape(2, 4096, images=SampledImages(SIZE, 3.0, 3.0))
-    patches = shape.seen_by(Module("x", Residual(1), image_rows="patches"))
+    patches = shape.seen_by(Module("x", Residual(1), sample_rows="patches"))
     assert (patches.sequences, patches.sequence_length, patches.span) == (6, 784, None)
-    windows = shape.seen_by(Module("x", Residual(1), image_rows="windows"))
+    windows = shape.seen_by(Module("x", Residual(1), sample_rows="windows"))
     assert (windows.tokens, windows.span) == (6 * 784, 64)
-    assert shape.seen_by(Module("x", Residual(1), image_rows="merged")).tokens == 6 * 196
+    assert shape.seen_by(Module("x", Residual(1), sample_rows="merged")).tokens == 6 * 196
     assert shape.seen_by(Module("x", Residual(1))).tokens == 2 * 4096
     half = BatchShape(1, 4096, images=SampledImages(SIZE, 0.5, 0.5))
-    assert half.seen_by(Module("x", Residual(1), image_rows="patches")).tokens == 392
+    assert half.seen_by(Module("x", Residual(1), sample_rows="patches")).tokens == 392
 
 
 def test_the_slowest_rank_of_a_micro_batch_has_the_most_images() -> None:
@@ -138,3 +139,63 @@ def test_images_of_a_model_without_a_tower_are_an_error() -> None:
     )
     with pytest.raises(InputError, match="'qwen3-8b' has no vision tower"):
         resolve(experiment)
+
+
+QWEN2_AUDIO = SoundRule(3000, padded=True, max_pieces=1)
+VOXTRAL = SoundRule(3000, merge=4, padded=True, counts_padding=True)
+QWEN2_5_OMNI = SoundRule(200, window=100)
+QWEN3_OMNI = SoundRule(100, merge=1, halvings=3, window=104)
+
+
+@pytest.mark.parametrize(
+    ("rule", "seconds", "tiles", "patches", "tokens", "window"),
+    [
+        (QWEN2_AUDIO, 10, 1, 1500, 250, 0),  # 1,000 frames, 500 rows by twos, the tower's padded to 30 s
+        (QWEN2_AUDIO, 45, 1, 1500, 750, 0),  # cut to 30 s
+        (VOXTRAL, 45, 2, 1500, 750, 0),  # two pieces of 375 tokens
+        (QWEN2_5_OMNI, 10, 1, 500, 250, 100),
+        (QWEN2_5_OMNI, 0.61, 1, 31, 15, 31),  # 61 frames: 31 rows
+        (QWEN3_OMNI, 10, 1, 130, 130, 104),  # 13 rows a second
+        (QWEN3_OMNI, 2.5, 1, 33, 33, 33),  # 26 and those of 50 frames, 25, 13, 7
+    ],
+)
+def test_sounds_are_cut_by_the_models_rule(
+    rule: SoundRule, seconds: float, tiles: int, patches: int, tokens: int, window: int
+) -> None:
+    """Frames are of 10 ms. As `_get_feat_extract_output_lengths` of each model's class in transformers."""
+    assert rule.size_of(seconds) == ImageSize(tiles, patches, tokens, window)
+
+
+def test_sounds_and_images_of_a_sample_share_its_tokens() -> None:
+    """Of 512 tokens an image of 448 x 448 pixels has 256 and 10 seconds of sound 250; two sounds are too
+    much. Without a table the tower of sounds gets 1.28 seconds, 128 frames: 64 rows, 32 tokens.
+    """
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+    model = {
+        "model_type": "qwen2_5_omni_thinker",
+        "text_config": {**QWEN3_VL["text_config"], "model_type": "qwen2_5_omni_text"},
+        "vision_config": vision,
+        "audio_config": {
+            "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
+            "output_dim": 64,
+        },
+    }  # fmt: skip
+
+    def omni(**tables: Any) -> Any:
+        training = {"sequence_length": 512, **tables}
+        return resolve(
+            zsim.Experiment(
+                model=model, cluster="dgx-h100", nodes=1, training=training, strategy={"kind": "fsdp2"}
+            )
+        )
+
+    images = {"per_sample": 1, "width": 448, "height": 448}
+    both = omni(images=images, audio={"per_sample": 1, "seconds": [10]}).training
+    assert (both.images.size.tokens, both.sounds.size.tokens) == (256, 250)
+    with pytest.raises(InputError, match=r"2 sounds of 250 tokens each and 1 images of 256 tokens each are"):
+        omni(images=images, audio={"per_sample": 2, "seconds": [10]})
+    alone = omni(images=images)
+    assert (alone.training.sounds.size.rows, alone.training.sounds.size.tokens) == (64, 32)
+    assert any("audio tower" in note and "[training.audio]" in note for note in alone.notes)
+    with pytest.raises(InputError, match=r"training.audio: .* has no audio tower"):
+        job(None, audio={"per_sample": 1, "seconds": [10]})

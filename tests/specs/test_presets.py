@@ -47,14 +47,14 @@ def test_every_family_has_a_preset() -> None:
     """So that each is exercised by name, but for those of the table of decoders, Megatron's own, which is
     that of a command line, and some whose files are those of others, or are not known to the last number.
     """
-    without = {"megatron", "bamba", "falcon_h1", "lfm2_moe", "xlm-roberta", "camembert", "rwkv7_fla"}
+    without = {"megatron", "bamba", "falcon_h1", "lfm2_moe", "lfm3", "xlm-roberta", "camembert", "rwkv7_fla"}
     without |= set(decoders())
     models = [load_model(name) for name in model_preset_names()]
     text_of_others = {name for name in FAMILIES if "_vl_" in name or "_omni_" in name}
-    assert {model.family for model in models if model.tower is None} >= (
+    assert {model.family for model in models if model.vision_tower is None} >= (
         set(FAMILIES) - without - text_of_others
     )
-    assert {model.family for model in models if model.tower is not None} < set(MULTIMODAL_FAMILIES)
+    assert {model.family for model in models if model.vision_tower is not None} < set(MULTIMODAL_FAMILIES)
 
 
 def test_an_unknown_model_gets_the_nearest_name_and_a_short_list() -> None:

@@ -44,8 +44,7 @@ def build(**changes: Any) -> ModelSpec:
 def test_parameters_are_those_of_the_published_model(entry: dict[str, Any]) -> None:
     """With tower and projector, counted by transformers 5.24 on the meta device."""
     model = model_from_config(entry["config"], entry["name"], "config.json")
-    assert model.tower is not None
-    assert (model.numel, model.tower.numel) == (entry["total"], entry["tower"])
+    assert (model.numel, sum(tower.numel for tower in model.towers)) == (entry["total"], entry["tower"])
 
 
 def test_presets_are_the_published_models() -> None:
@@ -65,23 +64,27 @@ def test_presets_are_the_published_models() -> None:
 
 def test_text_alone_is_taken_where_it_is_asked_for() -> None:
     model = build(text_only=True)
-    assert model.tower is None
+    assert model.vision_tower is None
     assert model.block_prefix == "model.layers"
     with_tower = build()
-    assert with_tower.tower is not None
-    assert with_tower.numel - with_tower.tower.numel == model.numel
+    assert with_tower.vision_tower is not None
+    assert with_tower.numel - with_tower.vision_tower.numel == model.numel
     assert with_tower.block_prefix == "model.language_model.layers"
 
 
 def test_an_omni_model_is_its_thinker_whose_language_model_is_asked_for_by_name() -> None:
-    """Their talkers are not trained with it, and their towers of sound have no plan."""
+    """Their talkers are not trained with it. The tower of sounds runs before that of images."""
     thinker = {
-        "model_type": "qwen2_5_omni_thinker", "audio_config": {}, "vision_config": {},
+        "model_type": "qwen2_5_omni_thinker", "audio_config": {"output_dim": 64},
+        "vision_config": {"hidden_size": 32, "out_hidden_size": 64},
         "text_config": {**TEXT, "model_type": "qwen2_5_omni_text"},
     }  # fmt: skip
     config = {"model_type": "qwen2_5_omni", "thinker_config": thinker, "talker_config": {}}
-    with pytest.raises(NotSimulatedError, match=r"thinker_config: .*model\.text_only = true"):
-        model_from_config(config, "tiny", "tiny.json")
+    whole = model_from_config(config, "tiny", "tiny.json")
+    assert [tower.block_prefix for tower in whole.towers] == [
+        "model.audio_tower.layers",
+        "model.visual.blocks",
+    ]
     text = model_from_config({**config, "text_only": True}, "tiny", "tiny.json")
     alone = model_from_config({**TEXT, "model_type": "qwen2"}, "tiny", "tiny.json")
     assert text.blocks == alone.blocks
@@ -123,22 +126,22 @@ def test_a_frozen_tower_has_no_backward_and_a_trained_projector_has() -> None:
     language model's embedding is trained, so the features that are put among its rows have one.
     """
     frozen = FrozenParameters(("model.visual.blocks", "model.visual.patch_embed", "model.visual.pos_embed"))
-    tower = freeze_parameters(build(), frozen).tower
+    tower = freeze_parameters(build(), frozen).vision_tower
     assert tower is not None
     assert not any(module.has_backward for block in tower.blocks for module in block.modules)
     assert all(module.has_backward for module in tower.after if module.parameters)
     first_product = next(module for module in tower.after if module.name.endswith("merger.linear_fc1"))
     assert first_product.has_backward
     whole = FrozenParameters(("model.visual",))
-    tower = freeze_parameters(build(), whole).tower
+    tower = freeze_parameters(build(), whole).vision_tower
     assert tower is not None
     assert [module.name for module in tower.modules if module.has_backward] == ["image_features"]
 
 
 def test_a_trained_tower_before_a_frozen_language_model_has_a_backward() -> None:
     model = freeze_parameters(build(), FrozenParameters(("model.language_model", "lm_head")))
-    assert model.tower is not None
-    with_parameters = [module for module in model.tower.modules if module.parameters]
+    assert model.vision_tower is not None
+    with_parameters = [module for module in model.vision_tower.modules if module.parameters]
     assert all(module.has_backward for module in with_parameters)
     assert all(module.has_backward for block in model.blocks for module in block.modules)
 
@@ -192,13 +195,13 @@ def test_windows_are_squares_of_tokens() -> None:
 def test_smolvlm_cuts_an_image_into_four_tiles_on_its_longer_side_and_one_of_all() -> None:
     """1000 x 500 pixels: 4 x 2 tiles of 384 and the whole, each of (384 // 14)^2 = 729 patches and 729 / 9 =
     81 tokens. LLaVA scales each image to 336 pixels, 24^2 tokens, of which the tower has one more."""
-    tower = load_model("smolvlm2-2.2b").tower
+    tower = load_model("smolvlm2-2.2b").vision_tower
     assert tower is not None
-    assert tower.rule.size_of(1000, 500) == ImageSize(9, 729, 9 * 81)
-    assert tower.rule.size_of(500, 2000) == ImageSize(5, 729, 5 * 81)
-    llava = load_model("llava-1.5-7b").tower
+    assert tower.image_rule.size_of(1000, 500) == ImageSize(9, 729, 9 * 81)
+    assert tower.image_rule.size_of(500, 2000) == ImageSize(5, 729, 5 * 81)
+    llava = load_model("llava-1.5-7b").vision_tower
     assert llava is not None
-    assert llava.rule.size_of(1000, 500) == ImageSize(1, 577, 576)
+    assert llava.image_rule.size_of(1000, 500) == ImageSize(1, 577, 576)
 
 
 def test_step_sees_all_of_an_image_and_crops_of_it() -> None:
@@ -206,7 +209,7 @@ def test_step_sees_all_of_an_image_and_crops_of_it() -> None:
     crops, whose last is more than a fifth of one. 700 x 300 are long, and have 3 crops as wide as they are
     high. A square of 700 has none.
     """
-    rule = model_from_config(STEP, "step", "config.json").tower.rule  # type: ignore[union-attr]
+    rule = model_from_config(STEP, "step", "config.json").vision_tower.image_rule  # type: ignore[union-attr]
     sizes = [rule.size_of(*sides) for sides in ((2000, 500), (700, 300), (700, 700))]
     assert [size.rows for size in sizes] == pytest.approx([2704 + 4 * 1296, 2704 + 3 * 1296, 2704])
     assert [size.tokens for size in sizes] == [169 + 4 * 81, 169 + 3 * 81, 169]

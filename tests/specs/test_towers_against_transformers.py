@@ -20,6 +20,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.mixers.kimi_delta import KimiDelta
 from zsim.operations.operation import FORWARD
 from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.model.image_rules import SoundRule
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.images import SampledImages
 
@@ -56,6 +57,7 @@ GLM_VISION = {
     "image_size": 112,
 }  # fmt: skip
 MOONVIT = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
+WHISPER = {"d_model": 64, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 256}
 PIXTRAL = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
     "intermediate_size": 96, "image_size": 336, "patch_size": 14,
@@ -85,6 +87,7 @@ MULTIMODAL = {
     "Qwen3_5Moe": VISION,
     "Gemma3": SIGLIP,
     "Gemma4": GEMMA4_VISION,
+    "Exaone4_5_": {**OF_QWEN2_5, "num_key_value_heads": 2},
     "Glm4v": GLM_VISION,
     "Glm4vMoe": GLM_VISION,
     "Glm46V": GLM_VISION,
@@ -168,6 +171,7 @@ def config_of(name: str, **values: Any) -> Any:
 def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
     text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
     text |= {"model_type": "qwen2"} if family == "InternVL" else {}
+    text |= {"model_type": "exaone4"} if family == "Exaone4_5_" else {}
     text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
     text |= {"model_type": "llama"} if family in ("Llava", "Idefics3", "SmolVLM") else {}
     text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}
@@ -189,6 +193,86 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
         assert named(model) == named(module)
 
 
+AUDIO: dict[str, dict[str, Any]] = {
+    "Qwen2Audio": {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_config": WHISPER},
+    "Voxtral": {"text_config": {**TEXT, "model_type": "llama"}, "audio_config": WHISPER},
+    "AudioFlamingo3": {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_config": WHISPER},
+    "Qwen2_5OmniThinker": {
+        "text_config": {**TEXT, "tie_word_embeddings": False}, "audio_config": {**WHISPER, "output_dim": 64},
+        "vision_config": {**OF_QWEN2_5, "num_position_embeddings": None},
+    },
+    "Qwen3OmniMoeThinker": {
+        "text_config": {**TEXT, **EXPERTS},
+        "audio_config": {**WHISPER, "output_dim": 64, "downsample_hidden_size": 16},
+        "vision_config": {**VISION, "deepstack_visual_indexes": [1, 3]},
+    },
+}  # fmt: skip
+_OF_WHISPER = {
+    "d_model": "hidden_size", "encoder_layers": "num_hidden_layers",
+    "encoder_attention_heads": "num_attention_heads", "encoder_ffn_dim": "intermediate_size",
+}  # fmt: skip
+
+
+def audio_model(family: str) -> tuple[Any, Any]:
+    """(transformers' class of a whole model on the meta device, its configuration)."""
+    kind = getattr(transformers, f"{family}ForConditionalGeneration")
+    values: dict[str, Any] = {**AUDIO[family]}
+    if family in ("Voxtral", "AudioFlamingo3"):
+        values["audio_config"] = {_OF_WHISPER.get(key, key): value for key, value in WHISPER.items()}
+    config = kind.config_class(**values)
+    with torch.device("meta"):
+        return kind(config), config
+
+
+@pytest.mark.parametrize("family", AUDIO)
+def test_parameters_of_an_audio_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
+    module, config = audio_model(family)
+    model = model_from_config(config.to_dict(), "tiny", "tiny.json")
+    assert sorted(named(model)) == sorted(named(module))
+
+
+@pytest.mark.parametrize("family", ["Qwen2Audio", "Qwen2_5OmniThinker", "Qwen3OmniMoeThinker"])
+def test_an_audio_tower_has_the_flops_and_keeps_the_bytes_of_transformers(family: str) -> None:
+    """A sound of 8 seconds, padded to 30 in Qwen2-Audio's. FLOPs of products, convolutions included, exactly.
+    Bytes within 1 %: with torch's own attention transformers copies each layer's output, which attention over
+    packed rows does not, and Qwen2-Audio's average keeps its input.
+    """
+    module, config = audio_model(family)
+    config.audio_config._attn_implementation = "eager"
+    tower_class = type(module.model.audio_tower)
+    tower = tower_class._from_config(config.audio_config).to(torch.bfloat16).train()
+    frames = 3000 if family == "Qwen2Audio" else 800
+    features = torch.zeros(128, frames, dtype=torch.bfloat16)
+
+    def run() -> Any:
+        if family == "Qwen2Audio":
+            return tower(features[None])
+        return tower(features, feature_lens=torch.tensor([frames]))
+
+    spec = model_from_config(config.to_dict(), "tiny", "tiny.json").audio_tower
+    assert spec is not None
+    assert isinstance(spec.rule, SoundRule)
+    size = spec.rule.size_of(frames / 100)
+    shape = BatchShape(1, 1024, sounds=SampledImages(size, 1.0, 1.0))
+    flops = kept = 0.0
+    last = 2 if family == "Qwen2Audio" else 1  # Qwen2-Audio's projector is not the tower's
+    modules = (
+        *spec.before,
+        *(module for block in spec.blocks for module in block.modules),
+        *spec.after[:-last],
+    )
+    for one in modules:
+        local = shape.seen_by(one)
+        flops += sum(kernel.flops for kernel in one.kernels(FORWARD, local, WorkOptions()))
+        kept += one.saved_bytes(local, WorkOptions())
+    with FlopCounterMode(display=False) as counter:
+        run()
+    assert flops == counter.get_total_flops()
+    tower.set_attn_implementation("sdpa")
+    copies = (4 if family == "Qwen2Audio" else 3) * size.rows * 64 * 2
+    assert kept + copies == pytest.approx(saved_bytes(tower.parameters(), run), rel=0.01)
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_parameters_of_a_mixer_have_the_names_and_shapes_of_transformers(name: str) -> None:
     """In order, in which DistributedDataParallel fills its buckets."""
@@ -200,11 +284,11 @@ def test_parameters_of_a_mixer_have_the_names_and_shapes_of_transformers(name: s
 
 def _work(model: ModelSpec, width: int, height: int) -> tuple[float, int]:
     """FLOPs of the tower's products and the bytes that it keeps, of one image."""
-    assert model.tower is not None
-    rule = model.tower.rule.set_bounds(min_pixels=1)
+    assert model.vision_tower is not None
+    rule = model.vision_tower.image_rule.set_bounds(min_pixels=1)
     images = SampledImages(rule.size_of(width, height), 1.0, 1.0)
     shape, options, flops, kept = BatchShape(1, 1024, images=images), WorkOptions(), 0.0, 0
-    for module in model.tower.modules[:-1]:  # without the scatter among the tokens
+    for module in model.vision_tower.modules[:-1]:  # without the scatter among the tokens
         local = shape.seen_by(module)
         flops += sum(kernel.flops for kernel in module.kernels(FORWARD, local, options))
         kept += module.saved_bytes(local, options)
@@ -251,9 +335,9 @@ def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transforme
         )
     module = kind._from_config(config.vision_config).to(torch.bfloat16).train()
     pixels = torch.zeros(1, 3, 224, 224, dtype=torch.bfloat16)
-    tower = model_from_config(config.to_dict(), "tiny", "tiny.json").tower
+    tower = model_from_config(config.to_dict(), "tiny", "tiny.json").vision_tower
     assert tower is not None
-    tile = replace(tower.rule.size_of(224, 224), tiles=1)
+    tile = replace(tower.image_rule.size_of(224, 224), tiles=1)
     shape, options = BatchShape(1, 1024, images=SampledImages(tile, 1.0, 1.0)), WorkOptions()
     modules = (*tower.before, *(module for block in tower.blocks for module in block.modules), tower.after[0])
     flops = sum(
@@ -261,7 +345,9 @@ def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transforme
     )
     with FlopCounterMode(display=False) as counter:
         module(pixels)
-    assert flops == pytest.approx(counter.get_total_flops(), rel=1e-3 if tower.rule.class_tokens else 1e-12)
+    assert flops == pytest.approx(
+        counter.get_total_flops(), rel=1e-3 if tower.image_rule.class_tokens else 1e-12
+    )
     module.set_attn_implementation("sdpa")
     kept = sum(one.saved_bytes(shape.seen_by(one), options) for one in modules)
     assert kept == pytest.approx(saved_bytes(module.parameters(), lambda: module(pixels)), rel=0.01)

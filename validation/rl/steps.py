@@ -107,7 +107,7 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
     _set_engine(data["rl"]["rollout"], row, model, cluster, rollout_gpus or gpus, assumptions)
     _set_micro_batch(row, data, layout)
     experiment = Experiment.of_data(data, origin=row.row_id)
-    if phase == "weight_sync" and model.tower is not None:
+    if phase == "weight_sync" and model.towers:
         experiment = change_experiment(experiment, {"model.text_only": True})
         assumptions.append("a language model alone")
     return RowExperiment(experiment, phase, tuple(assumptions))

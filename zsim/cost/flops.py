@@ -18,8 +18,7 @@ from dataclasses import replace
 from zsim.operations.operation import Role
 from zsim.specs.model.expert_layer import mlp_module_range
 from zsim.specs.model.spec import Block, ModelSpec, Module, Tower
-from zsim.specs.strategy.images import SampledImages
-from zsim.specs.strategy.training import Checkpointing
+from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
 _UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")  # of latent attention, by transformers' names
@@ -53,20 +52,22 @@ def active_numel(model: ModelSpec) -> int:
     return model.numel - round(_sum_over_blocks(model, _idle_experts))
 
 
-def tower_flops_per_token(
-    tower: Tower, images: SampledImages, sequence_length: int, policy: Checkpointing = "none"
-) -> tuple[float, float]:
+def tower_flops_per_token(tower: Tower, training: TrainingConfig) -> tuple[float, float]:
     """FLOPs of a tower for each token of the sequences: (without recomputation, with it). Each part counts
     the parameters of its own rows, and attention over all pairs of rows that see each other: 6 N + 12 L d S,
     of frozen parameters 4 N, and 2 N + 4 d S without a backward.
     """
-    forward = trained = 0.0
+    samples = training.sounds if tower.sees_sounds else training.images
+    if samples is None:
+        return 0.0, 0.0
+    forward, trained = 0.0, 0.0
+    sequence_length, policy = training.sequence_length, training.tower_checkpointing
     in_blocks = {id(module) for block in tower.blocks for module in block.modules}
     again = 0.0
     for module in tower.modules:
-        rows = images.mean_rows(module.image_rows) if module.image_rows else float(sequence_length)
+        rows = samples.mean_rows(module.sample_rows) if module.sample_rows else float(sequence_length)
         rows *= module.rows_per_token
-        span = round(images.rows(module.image_rows, 1)[1]) if module.image_rows else 1
+        span = round(samples.rows(module.sample_rows, 1)[1]) if module.sample_rows else 1
         core = module.forward_flops(span) if module.role is Role.MIXER else 0.0
         weights = module.numel if module.role in (Role.PRODUCT, Role.NORM) else 0
         products = rows * (2.0 * weights + core)
@@ -83,8 +84,8 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     """6 N + 12 L d S, forward and backward, nothing recomputed. Frozen parameters count 4 N. A captured model
     counts its products. A tower's are `tower_flops_per_token`.
     """
-    if model.tower is not None:
-        model = replace(model, tower=None)
+    if model.towers:
+        model = replace(model, towers=())
     if _counts_products(model):
         outer_flops = sum(module.training_flops(sequence_length) for module in (*model.before, *model.after))
         return outer_flops + _sum_over_blocks(
@@ -101,8 +102,8 @@ def forward_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     """FLOPs of one forward, 2 N + 4 d S over all layers: a third of `model_flops_per_token` without frozen
     weights. N counts as there.
     """
-    if model.tower is not None:
-        model = replace(model, tower=None)
+    if model.towers:
+        model = replace(model, towers=())
     return 2.0 * active_numel(model) + attention_flops_per_token(model, sequence_length)
 
 

@@ -54,11 +54,9 @@ def step_work(job: Job) -> StepWork:
     if training.reference is not None:
         hardware += forward_flops_per_token(job.model, length)
     in_tower = 0.0
-    if job.model.tower is not None and training.images is not None:
-        in_tower, recomputed = tower_flops_per_token(
-            job.model.tower, training.images, training.sequence_length, training.tower_checkpointing
-        )
-        hardware += recomputed
+    for tower in job.model.towers:
+        flops, recomputed = tower_flops_per_token(tower, training)
+        in_tower, hardware = in_tower + flops, hardware + recomputed
     dtype = training.precision
     peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
     peak = mean_peak(job)

@@ -88,6 +88,8 @@ class Linear(Operation):
     """All tensor-parallel ranks have it whole, each for its own tokens."""
     reads_all_tokens: bool = False
     """Such ranks compute it for all tokens, each the same."""
+    overlap: float = 1.0
+    """Of a convolution, how many times it reads each element of its input."""
 
     # -- roles ---------------------------------------------------------------------------------------------
 
@@ -299,7 +301,7 @@ class Linear(Operation):
             return self.quantized.kept_input_bytes(numel, options) + weight_bytes + copy
         if not module.trains_weight:
             return local_tokens * self.in_features * self.type_of(options)[0] if _is_int8(module) else 0
-        return (local_tokens * self.in_features + weight) * self.type_of(options)[0]
+        return (round(local_tokens * self.in_features / self.overlap) + weight) * self.type_of(options)[0]
 
     def quantized_input_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         if module.shares_input or not self.is_quantized(module, options):
@@ -338,7 +340,8 @@ class Linear(Operation):
 
     def tensor_sizes(self, module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
         e = self.type_of(options)[0]
-        input_bytes, output_bytes = shape.tokens * self.in_features * e, shape.tokens * self.out_features * e
+        input_bytes = round(shape.tokens * self.in_features / self.overlap) * e
+        output_bytes = shape.tokens * self.out_features * e
         weight = self.weight_numel * e if options.autocast else 0
         gathered = input_bytes if self.input_shards > 1 else 0
         gathered_inputs = (input_bytes,) if self.holds_gathered_input else ()

@@ -36,7 +36,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.sharding import ContextSharding, FeatureCut
 from zsim.operations.tensors import ModuleTensors, Sizes, split_into_tensors
-from zsim.specs.strategy.images import ImageRows
+from zsim.specs.strategy.images import SampleRows
 
 Kernels = tuple[Kernel, ...]
 HEAD = "lm_head"
@@ -450,8 +450,8 @@ class Module:
     """Autograd comes back to the module as soon as it can."""
     in_fp32: bool = False
     """Inputs and outputs are fp32, though products are of 16 bits."""
-    image_rows: ImageRows = ""
-    """The rows of images that a module of a tower sees. Empty for modules that see the tokens of
+    sample_rows: SampleRows = ""
+    """The rows of images or sounds that a module of a tower sees. Empty for modules that see the tokens of
     sequences.
     """
 

@@ -163,13 +163,15 @@ def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -
     named = f"model_name_or_path: {tmp_path}"
     full = FULL.replace("model_name_or_path: meta-llama/Meta-Llama-3-8B", named).replace("4096", "512")
     model = read_job(tmp_path, full, model=None).model
-    assert model.tower is not None
-    assert not any(module.trainable_numel for module in model.tower.modules)
-    assert model.trainable_numel == model.numel - model.tower.numel
+    assert model.vision_tower is not None
+    assert not any(module.trainable_numel for module in model.vision_tower.modules)
+    assert model.trainable_numel == model.numel - model.vision_tower.numel
     model = read_job(tmp_path, f"{full}\nfreeze_vision_tower: false", model=None).model
-    assert model.tower is not None
-    assert [module.name for module in model.tower.after if module.parameters and not module.trainable_numel]
-    assert all(module.trainable_numel for module in model.tower.before if module.parameters)
+    assert model.vision_tower is not None
+    assert [
+        module.name for module in model.vision_tower.after if module.parameters and not module.trainable_numel
+    ]
+    assert all(module.trainable_numel for module in model.vision_tower.before if module.parameters)
     lora = LORA.replace("model_name_or_path: meta-llama/Meta-Llama-3-8B", named)
     names = [name for name, _ in read_job(tmp_path, lora, model=None).model.named_parameters()]
     assert any("language_model" in name for name in names if "lora_A" in name)

@@ -156,8 +156,8 @@ def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -
     full = FULL.replace("Qwen/Qwen2-7B-Instruct", str(tmp_path)).replace("4096", "512")
     frozen = read_job(tmp_path, full, model=None).model
     trained = read_job(tmp_path, f"{full}\nfreeze_vit: false\nfreeze_aligner: false", model=None).model
-    assert frozen.tower is not None
-    assert trained.trainable_numel - frozen.trainable_numel == frozen.tower.numel
+    assert frozen.vision_tower is not None
+    assert trained.trainable_numel - frozen.trainable_numel == frozen.vision_tower.numel
 
 
 def test_all_linear_layers_of_a_mixture_are_its_attentions(tmp_path: Path) -> None:

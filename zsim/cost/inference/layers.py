@@ -171,7 +171,7 @@ def served_model(model: ModelSpec, layout: EngineLayout) -> ServedModel:
         raise NotSimulatedError(
             f"model '{model.name}': zsim simulates rollouts of decoders with a language model's head alone"
         )
-    if model.tower is not None:
+    if model.towers:
         raise NotSimulatedError(
             f"model '{model.name}': zsim simulates rollouts without images; --set model.text_only=true "
             "leaves its vision tower out"

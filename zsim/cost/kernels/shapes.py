@@ -8,7 +8,7 @@ from typing import Protocol
 from zsim.cost.kernels.layer_kernels import LayerKernelSet
 from zsim.cost.kernels.losses import EAGER, LossKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.images import ImageRows, SampledImages
+from zsim.specs.strategy.images import SOUND_ROWS, SampledImages, SampleRows
 from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
 from zsim.specs.strategy.training import AttentionKind, Precision, TrainingConfig
 
@@ -23,7 +23,7 @@ class TokenPart(Protocol):
     def rows_per_token(self) -> float: ...
 
     @property
-    def image_rows(self) -> ImageRows: ...
+    def sample_rows(self) -> SampleRows: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,9 @@ class BatchShape:
     them apart.
     """
     images: SampledImages | None = None
-    """The images that the micro-batch's sequences have, where the model has a tower."""
+    """The images that the micro-batch's sequences have, where the model has a tower of images."""
+    sounds: SampledImages | None = None
+    """The sounds that they have, where it has a tower of sounds."""
 
     @property
     def tokens(self) -> int:
@@ -54,8 +56,9 @@ class BatchShape:
     def seen_by(self, module: TokenPart) -> BatchShape:
         """The part of the micro-batch's tokens, or the rows, that a module sees."""
         local_shape = self.split(module.token_shards)
-        if module.image_rows and self.images is not None:
-            local_shape = _image_shape(self, self.images, module)
+        samples = self.sounds if module.sample_rows in SOUND_ROWS else self.images
+        if module.sample_rows and samples is not None:
+            local_shape = _image_shape(self, samples, module)
         return (
             local_shape
             if module.rows_per_token == 1.0
@@ -66,14 +69,17 @@ class BatchShape:
     def of(cls, training: TrainingConfig) -> BatchShape:
         lengths = training.lengths
         span = lengths.span if lengths is not None and lengths.masks_by_document else None
-        return cls(training.micro_batch_size, training.sequence_length, span=span, images=training.images)
+        return cls(
+            training.micro_batch_size, training.sequence_length, span=span, images=training.images,
+            sounds=training.sounds,
+        )  # fmt: skip
 
 
 def _image_shape(shape: BatchShape, images: SampledImages, module: TokenPart) -> BatchShape:
     """The rows of a micro-batch's images, as sequences of rows that see each other. Where their number is no
     whole one, those are spans of one sequence.
     """
-    rows, span = images.rows(module.image_rows, shape.sequences)
+    rows, span = images.rows(module.sample_rows, shape.sequences)
     if rows % span == 0 and span == round(span):
         return BatchShape(round(rows / span), round(span), module.token_shards)
     return BatchShape(1, max(1, round(rows)), module.token_shards, span=min(span, rows))

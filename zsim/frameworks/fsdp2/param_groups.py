@@ -25,7 +25,7 @@ from zsim.plan.builder import move_kernels
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
-from zsim.specs.model.spec import Exchange, Module, Parameter, Tower
+from zsim.specs.model.spec import Exchange, Module, Parameter
 from zsim.specs.strategy.mesh import EXPERT
 
 WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
@@ -286,10 +286,9 @@ def _param_groups(
         return [ParamGroup("root", names, parameters, mesh, is_root=True, reshards_after_forward=False)]
     blocks_per_group = int(blocks_match[1]) if blocks_match else 1
     is_titan = strategy.wrapping == "torchtitan" or blocks_match is not None
-    tower = workload.model.tower
-    tower_runs = _tower_runs(blocks, between, tower, is_titan=is_titan)
+    first_block = sum(len(tower.blocks) for tower in workload.model.towers)
+    tower_runs = _tower_runs(blocks[:first_block], between, is_titan=is_titan)
     between = [] if tower_runs and is_titan else between
-    first_block = len(tower.blocks) if tower is not None else 0
     block_runs = tower_runs + [
         blocks[first : first + blocks_per_group]
         for first in range(first_block, len(blocks), blocks_per_group)
@@ -329,15 +328,11 @@ def _param_groups(
     return [root, *(groups if experts_mesh is None else _add_experts(stage, [], groups, [], experts_mesh))]
 
 
-def _tower_runs(
-    blocks: Sequence[Segment], between: list[Segment], tower: Tower | None, *, is_titan: bool
-) -> list[list[Segment]]:
+def _tower_runs(blocks: Sequence[Segment], between: list[Segment], *, is_titan: bool) -> list[list[Segment]]:
     """The segments of a tower's blocks, each by itself, or with its projector as one (torchtitan b5bcd76c
     models/qwen3_5/parallelize.py `apply_fsdp_to_vision_encoder`).
     """
-    num_blocks = 0 if tower is None else len(tower.blocks)
-    in_tower = list(blocks[:num_blocks])
-    return [[*in_tower, *between]] if is_titan and in_tower else [[block] for block in in_tower]
+    return [[*blocks, *between]] if is_titan and blocks else [[block] for block in blocks]
 
 
 def _add_experts(

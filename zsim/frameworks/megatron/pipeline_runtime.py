@@ -186,7 +186,7 @@ def nodes_of(segment: Segment) -> dict[str, Node]:
 
 def _is_layer(segment: Segment) -> bool:
     """Whether it is a layer of the language model. A vision tower runs before the first, in one piece."""
-    return segment.kind == "block" and not segment.calls[0].module.image_rows
+    return segment.kind == "block" and not segment.calls[0].module.sample_rows
 
 
 def _moves_rows(call: ModuleCall) -> bool:

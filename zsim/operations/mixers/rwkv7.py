@@ -75,11 +75,13 @@ class GeneralizedDelta(LinearMixer):
         return ElementwiseWork(tensors * self.output_elements * options.activation_bytes, launches)
 
     def kept_sizes(self, options: WorkOptions) -> tuple[float, ...]:
-        """The rule's six inputs. Of what makes them, the shifted tokens, k before and after its factor, the
-        sigmoids of w and a, and where the first layer's values are read, values and their sigmoid. Of the
-        correction, the normalised output.
+        """The rule's six inputs. Of what makes them, tokens and their shifts, k, its normalised product with
+        a vector, the sigmoids of w and a, and where the first layer's values are read, values and their
+        sigmoid. Of the correction, the normalised output and the gate. By `save_for_backward` of fla bc3b101d
+        ops/rwkv7/fused_addcmul.py, fused_k_update.py, gate_output_correction.py, modules/l2norm.py and
+        ops/generalized_delta_rule/dplr/chunk.py, and what torch keeps for `sigmoid` and `lerp`.
         """
-        tensors = 6 + 5 + (2 if self.reads_values else 0) + 1
+        tensors = 6 + 6 + (2 if self.reads_values else 0) + 2
         return (float(self.output_elements * options.activation_bytes),) * tensors
 
     def state_bytes(self) -> float:

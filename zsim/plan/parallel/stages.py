@@ -22,7 +22,7 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
                 model,
                 name=f"{model.name}, stage {number}",
                 before=model.before if number == 0 else (),
-                tower=model.tower if number == 0 else None,
+                towers=model.towers if number == 0 else (),
                 blocks=_require_input_gradients(model.blocks[first : first + layers])
                 if number
                 else model.blocks[:layers],

@@ -61,15 +61,15 @@ def tensor_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSp
     if parallelism.tensor == 1:
         return model
     sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, _count_kv_heads(model))
-    tower = model.tower
-    if tower is not None and parallelism.style.cuts_towers:
-        tower = _shard_tower(tower, parallelism)
+    towers = model.towers
+    if parallelism.style.cuts_towers:
+        towers = tuple(_shard_tower(tower, parallelism) for tower in towers)
     return replace(
         model.map_blocks(sharder.shard_block),
         before=tuple(sharder.shard_before_blocks(model.before)),
         after=tuple(sharder.shard_after_blocks(model.after)),
         token_shards=sharder.token_shards,
-        tower=tower,
+        towers=towers,
     )
 
 
@@ -205,9 +205,9 @@ class _TensorSharder:
         cut, rows = self.shard_block(Block("", tuple(modules))).modules, list[Module]()
         for number, module in enumerate(cut):
             neighbours = (*cut[number:], *reversed(cut[:number]))
-            neighbour = next(candidate for candidate in neighbours if candidate.image_rows)
+            neighbour = next(candidate for candidate in neighbours if candidate.sample_rows)
             if module.role is Role.EXCHANGE:
-                module = replace(module, image_rows=neighbour.image_rows)
+                module = replace(module, sample_rows=neighbour.sample_rows)
             rows.append(module)
         return tuple(rows)
 

@@ -210,15 +210,14 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> 
     shape, options = BatchShape.of(training), WorkOptions.of(training)
     stream = shape.split(model.token_shards)
     head = deriver.fuse_head(model.after) if options.loss.includes_head else ""
-    tower_before = model.tower.before if model.tower else ()
+    tower_before = model.towers[0].before if model.towers else ()
     segments = [deriver.segment("before", "before", "", (*model.before, *tower_before))]
     operations = [module.op_spec for block in model.unique_blocks for module in block.modules]
     streams = max((work.residual_streams for work in operations), default=1)
     checkpoint = streams * footprint.checkpoint_bytes(model.hidden_size, stream, options)
-    tower_stream = 0
-    if model.tower is not None:
-        segments += deriver.tower(model.tower)
-        tower_stream = deriver.tower_stream_bytes(model.tower)
+    for number, tower in enumerate(model.towers):
+        following = model.towers[number + 1].before if number + 1 < len(model.towers) else ()
+        segments += deriver.tower(tower, following)
     for number, block in enumerate(model.blocks, model.first_block):
         if not block.is_wrapped:
             segments.append(deriver.segment(f"between {number}", "between", "", block.modules))
@@ -240,7 +239,7 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> 
             segments.append(deriver.block(name, block, policy, input_bytes))
     segments.append(deriver.segment("after", "after", "", model.after))
     logs = metric_log(model, stream, options)
-    largest = max(checkpoint, tower_stream)
+    largest = max([checkpoint, *map(deriver.tower_stream_bytes, model.towers)])
     return Workload(model, training, tuple(segments), largest, checkpoint, head, logs)
 
 
@@ -286,15 +285,18 @@ class _Deriver:
         module_works = tuple(self._work(module) for module in modules)
         return Segment(name, kind, _calls(name, prefix, modules, module_works), False, 0)
 
-    def tower(self, tower: Tower) -> list[Segment]:
-        """The blocks of a tower, by its own policy, and its projector."""
+    def tower(self, tower: Tower, following: tuple[Module, ...]) -> list[Segment]:
+        """The blocks of a tower, by its own policy, and its projector with the `following` tower's modules
+        before its blocks.
+        """
         stream_bytes = self.tower_stream_bytes(tower)
         segments = []
         for number, block in enumerate(tower.blocks):
             is_reached = any(module.has_backward for module in block.modules)
             policy = self._training.tower_checkpointing if is_reached else "none"
             segments.append(self.block(f"{tower.block_prefix}.{number}", block, policy, stream_bytes))
-        return [*segments, self.segment("projector", "between", "", tower.after)]
+        name = "audio projector" if tower.sees_sounds else "projector"
+        return [*segments, self.segment(name, "between", "", (*tower.after, *following))]
 
     def tower_stream_bytes(self, tower: Tower) -> int:
         """Bytes of the input of a tower's block."""
@@ -359,7 +361,7 @@ class _Deriver:
                 self._work(module, is_selective=selects and _is_run_again(module)) for module in block.modules
             )
             tiles = self._training.mlp_tiles
-            if tiles > 1 and any(module.has_backward and not module.image_rows for module in block.modules):
+            if tiles > 1 and any(module.has_backward and not module.sample_rows for module in block.modules):
                 single_works = tile_mlp(block.modules, single_works, self._shape, self._options, tiles)
             module_works = reuse_stream_gradient(block.modules, single_works, self._shape, self._options)
             if policy in ("full", "selective-op"):

@@ -125,7 +125,7 @@ def _trains_language_alone(values: FileValues, *, is_full: bool) -> bool:
     patterns = [str(entry) for entry in values.get("unfrozen_parameters") or ()]
     bodies = [pattern for pattern in patterns if not _HEAD.fullmatch(pattern)]
     name = values.file.defaults.get("model")  # none where it is not known here, as of models with towers
-    may_have_tower = name is None or (isinstance(name, str) and load_model(name).tower is not None)
+    may_have_tower = name is None or (isinstance(name, str) and load_model(name).towers)
     if patterns and not (is_full and may_have_tower and bodies and all(map(_LANGUAGE.fullmatch, bodies))):
         raise values.lack(
             "unfrozen_parameters", "weights of which only named ones are trained; expected training.frozen"

@@ -78,7 +78,7 @@ def name_linear_layers(values: FileValues) -> None:
     """
     settings = values.file.settings
     model = load_mixture(values) if settings.get("training.lora.targets") == "all-linear" else None
-    if model is not None and model.tower is None:
+    if model is not None and not model.towers:
         modules = [module for block in model.unique_blocks for module in block.modules]
         products = [module for module in modules if module.role is Role.PRODUCT and module.parameters]
         names = dict.fromkeys(module.name.rpartition(".")[2] for module in products)

@@ -79,15 +79,17 @@ def freeze_tower(values: FileValues, *, tower: bool, projector: bool, is_full: b
     """
     name = values.file.defaults.get("model")
     model = load_model(name) if isinstance(name, str) else None
-    if model is None or model.tower is None:
+    if model is None:
         return
-    first, last = _names_of_weights(model.tower.before), _names_of_weights(model.tower.after)
-    names = [*([*first, model.tower.block_prefix] if tower else ()), *(last if projector else ())]
+    names = []
+    for part in model.towers:
+        first, last = _names_of_weights(part.before), _names_of_weights(part.after)
+        names += [*([*first, part.block_prefix] if tower else ()), *(last if projector else ())]
     settings = values.file.settings
     if names and is_full:
         settings["training.frozen"] = [*settings.get("training.frozen", ()), *names]
     elif names:
-        settings["training.lora.exclude"] = "|".join(f"{re.escape(part)}(\\..*)?" for part in names)
+        settings["training.lora.exclude"] = "|".join(f"{re.escape(name)}(\\..*)?" for name in names)
 
 
 def _names_of_weights(modules: Iterable[Module]) -> list[str]:

@@ -77,7 +77,7 @@ def _has_bias(modules: Sequence[Module]) -> bool | None:
 
 def why_not_network(model: ModelSpec) -> str | None:
     """The reason why Megatron's flags cannot express a model, or None if they can."""
-    if model.tower is not None:
+    if model.towers:
         return "it has no vision tower"
     if any(block is not model.blocks[0] and block != model.blocks[0] for block in model.blocks):
         return "its layers are all alike, this model's are not"

@@ -48,7 +48,7 @@ def _why_not_python(job: Job) -> str | None:
         return "gathering in fp8 needs torchao's float8 modules"
     if job.model.has_encoder:
         return f"'{job.model.name}' is an encoder with a decoder; zsim writes programs for one list of blocks"
-    if job.model.tower is not None:
+    if job.model.towers:
         return f"'{job.model.name}' has a vision tower; zsim writes programs that train on text"
     return None
 

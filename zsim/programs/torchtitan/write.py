@@ -64,7 +64,7 @@ def _why_not_torchtitan(job: Job) -> str | None:
         return "it shards with FSDP2 only"
     if job.model.has_encoder:
         return "its trainer has decoders alone"
-    if job.model.tower is not None:
+    if job.model.towers:
         return "torchtitan 0.2 has no flavor with a vision tower"
     if strategy.replicate > 1 and strategy.replicate == job.data_parallel_size * job.parallelism.context:
         return f"it takes shards of 1 and {strategy.replicate} replicas for DDP"

@@ -39,8 +39,8 @@ def check_split(
     framework.check_split(model, training, parallelism)
     if parallelism.tensor > 1 and not parallelism.style.cuts_unevenly:
         cut_blocks = list(model.unique_blocks)
-        if model.tower is not None and parallelism.style.cuts_towers:
-            cut_blocks += model.tower.blocks[:1]
+        if parallelism.style.cuts_towers:
+            cut_blocks += [tower.blocks[0] for tower in model.towers]
         for block in cut_blocks:
             _check_block(block, model, parallelism)
     _check_lenders(framework, model, parallelism)

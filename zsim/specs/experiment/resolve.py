@@ -218,14 +218,19 @@ def _resolve_trained_model(
     training = resolve_recomputation(training, requested, table, parallelism, len(model.blocks))
     mlp_tiles = resolve_mlp_tiles(requested, training, model, table.kind, parallelism)
     training = replace(training, mlp_tiles=mlp_tiles)
-    if requested.lengths is not None or requested.images is not None or model.tower is not None:
+    if (
+        requested.lengths is not None
+        or requested.images is not None
+        or requested.audio is not None
+        or model.towers
+    ):
         expert_ranks = expert_members(layout.requested_parallelism, parallelism, expert_split)
         counts = layout.replicas, len(layout.placement.nodes)
         batch = table, parallelism, *counts, config, expert_ranks
         if requested.lengths is not None:
             training = apply_lengths(training, requested.lengths, model, *batch)
         plan = batch_plan(training, *batch)
-        training, image_notes = apply_images(training, requested.images, model, plan)
+        training, image_notes = apply_images(training, requested.images, requested.audio, model, plan)
         notes += image_notes
     check_stored_types(training, requested, table)
     check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)

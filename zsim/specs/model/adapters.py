@@ -144,26 +144,25 @@ def add_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, froze
     ]
     blocks = _adapt_blocks(model.blocks, names, model.first_block, adapters, adapted_names)
     after = _adapt_outer(model.after, adapters, adapted_names)
-    tower = model.tower
-    if tower is not None:
+    towers = []
+    for tower in model.towers:
         names = [f"{tower.block_prefix}.{number}" for number in range(len(tower.blocks))]
-        tower = replace(
-            tower,
-            blocks=_adapt_blocks(tower.blocks, names, 0, adapters, adapted_names),
-            after=_adapt_outer(tower.after, adapters, adapted_names),
-        )
-    return replace(model, tower=tower, blocks=blocks, after=after), frozenset(adapted_names)
+        adapted_blocks = _adapt_blocks(tower.blocks, names, 0, adapters, adapted_names)
+        before, last = (_adapt_outer(outer, adapters, adapted_names) for outer in (tower.before, tower.after))
+        towers.append(replace(tower, before=before, blocks=adapted_blocks, after=last))
+    return replace(model, towers=tuple(towers), blocks=blocks, after=after), frozenset(adapted_names)
 
 
 def _adapt_outer(
     modules: Sequence[Module], adapters: Adapters, adapted_names: set[str]
 ) -> tuple[Module, ...]:
-    """Modules outside the blocks, with adapters on those that are linear layers with a weight of their
-    own.
+    """Modules outside the blocks, with adapters on those that are linear layers, not convolutions, with a
+    weight of their own.
     """
     adapted: list[Module] = []
     for module in modules:
-        is_adapted = adapters.is_target(module, module.name) and module.has_weight
+        is_linear = module.has_weight and len(module.parameters[0].shape) == 2
+        is_adapted = is_linear and adapters.is_target(module, module.name)
         adapted_names |= {module.name} if is_adapted else set()
         adapted += _adapter_modules(module, module.name, adapters) if is_adapted else [module]
     return tuple(adapted)
@@ -282,11 +281,11 @@ def _adapter_modules(
         Module(f"{module.name}.lora_B.default", up, (second,)),
         Module(module.name, AdapterSum(outputs, adapters.compute_dtype)),
     ]
-    shards, rows, image_rows = module.token_shards, module.rows_per_token, module.image_rows
+    shards, rows, sample_rows = module.token_shards, module.rows_per_token, module.sample_rows
     return [
         base,
         *(
-            replace(adapter_module, token_shards=shards, rows_per_token=rows, image_rows=image_rows)
+            replace(adapter_module, token_shards=shards, rows_per_token=rows, sample_rows=sample_rows)
             for adapter_module in adapter_modules
         ),
     ]

@@ -112,10 +112,12 @@ def freeze_parameters(model: ModelSpec, frozen: FrozenParameters) -> ModelSpec:
         _mark_borrowed_weight(module, before if module.role is Role.EMBEDDING else lenders)
         for module in after
     ]
-    tower = model.tower
-    if tower is not None:
-        tower = tower.map_modules(lambda name, module: _freeze_module(module, name, frozen))
-    frozen_model = replace(model, before=tuple(before), tower=tower, blocks=tuple(blocks), after=tuple(after))
+    towers = tuple(
+        tower.map_modules(lambda name, module: _freeze_module(module, name, frozen)) for tower in model.towers
+    )
+    frozen_model = replace(
+        model, before=tuple(before), towers=towers, blocks=tuple(blocks), after=tuple(after)
+    )
     if not frozen_model.trainable_numel:
         raise InputError(f"training.frozen: no parameter of '{model.name}' is left to train")
     return _mark_gradient_flow(frozen_model, frozen)
@@ -197,17 +199,17 @@ def _freeze_parameter(parameter: Parameter, name: str, frozen: FrozenParameters)
 def _mark_gradient_flow(model: ModelSpec, frozen: FrozenParameters) -> ModelSpec:
     """Marks the modules whose input needs no gradient, from the embedding to the first trained parameter."""
     flows = frozen.inputs_require_gradients or any(module.trainable_numel for module in model.before)
-    tower = model.tower
-    if tower is not None:
-        starts = frozen.patches_require_gradients
-        tower, flows = _mark_tower(tower, starts=starts, is_text_reached=flows)
+    towers = []
+    for tower in model.towers:
+        marked, flows = _mark_tower(tower, starts=frozen.patches_require_gradients, is_text_reached=flows)
+        towers.append(marked)
     blocks, flows = _mark_blocks(model.blocks, flows)
     after = model.after if flows else _mark_missing_gradients(model.after)
     before = tuple(
         replace(module, input_gradient=False) if module.role is Role.EMBEDDING else module
         for module in model.before
     )
-    return replace(model, before=before, tower=tower, blocks=blocks, after=tuple(after))
+    return replace(model, before=before, towers=tuple(towers), blocks=blocks, after=tuple(after))
 
 
 def _mark_tower(tower: Tower, *, starts: bool, is_text_reached: bool) -> tuple[Tower, bool]:

@@ -26,23 +26,20 @@ from zsim.specs.model.families import (
     deepseek_v4,
     delta,
     encoders,
-    gemma,
     gemma4,
     gpt,
     kimi_linear,
     lfm,
     minimax,
-    moe,
     moe_variants,
     nemotron_h,
-    nope,
     rwkv,
     sparse,
     state_spaces,
     t5,
 )
 from zsim.specs.model.families import llama_variants as variants
-from zsim.specs.model.multimodal import add_tower, split_config
+from zsim.specs.model.multimodal import add_towers, split_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import kinds_with, role_of
 
@@ -77,18 +74,7 @@ _FAMILIES: dict[str, ModelFamily] = {
         for name, facts in decoders.decoders().items()
     },
     "qwen": ModelFamily(variants.qwen),
-    "qwen2": ModelFamily(variants.qwen2),
-    "qwen3": ModelFamily(variants.qwen3),
-    "qwen2_vl_text": ModelFamily(variants.qwen2),
-    "qwen2_5_vl_text": ModelFamily(variants.qwen2),
-    "qwen3_vl_text": ModelFamily(variants.qwen3),
-    "qwen3_vl_moe_text": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
-    "qwen2_5_omni_text": ModelFamily(variants.qwen2),
-    "qwen3_omni_moe_text": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
-    "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
-    "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
     "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
-    "olmoe": ModelFamily(moe_variants.olmoe, _MOE_NAMES),
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
     "longcat_flash": ModelFamily(
         moe_variants.longcat_flash,
@@ -99,11 +85,8 @@ _FAMILIES: dict[str, ModelFamily] = {
             "expert_ffn_hidden_size": ("moe_intermediate_size",),
         },
     ),
-    "gemma2": ModelFamily(gemma.gemma2),
-    "gemma3_text": ModelFamily(gemma.gemma3),
     "gemma4_text": ModelFamily(gemma4.gemma4),
     "gemma3n_text": ModelFamily(gemma4.gemma3n),
-    "phi3": ModelFamily(variants.phi3),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
     "gptj": ModelFamily(gpt.gptj, _N_NAMES),
@@ -138,8 +121,8 @@ _FAMILIES: dict[str, ModelFamily] = {
     ),
     "opt": ModelFamily(classic.opt),
     "internlm3": ModelFamily(variants.internlm3, {"attention_bias": ("qkv_bias",), "mlp_bias": ("bias",)}),
-    "smollm3": ModelFamily(nope.smollm3),
-    "exaone": ModelFamily(nope.exaone, {"num_layers": ("num_hidden_layers",)}),
+    "smollm3": ModelFamily(variants.smollm3),
+    "exaone": ModelFamily(variants.exaone, {"num_layers": ("num_hidden_layers",)}),
     "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
     "qwen3_5_text": ModelFamily(delta.qwen3_5),
     "qwen3_5_moe_text": ModelFamily(delta.qwen3_5_moe, _MOE_NAMES),
@@ -180,10 +163,10 @@ _FAMILIES: dict[str, ModelFamily] = {
     "deepseek_v4": ModelFamily(deepseek_v4.deepseek_v4, {"n_routed_experts": ("num_local_experts",)}),
     "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, {"n_routed_experts": ("num_local_experts",)}),
     "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
-    "minimax_m2": ModelFamily(minimax.minimax_m2, _MOE_NAMES),
     "minimax_m3_vl_text": ModelFamily(minimax.minimax_m3, _MOE_NAMES),
     "lfm2": ModelFamily(lfm.lfm2),
     "lfm2_moe": ModelFamily(lfm.lfm2_moe, _MOE_NAMES),
+    "lfm3": ModelFamily(lfm.lfm3),
     "rwkv7": ModelFamily(rwkv.rwkv7),
     "rwkv7_fla": ModelFamily(rwkv.rwkv7),
     "bert": ModelFamily(encoders.bert),
@@ -232,8 +215,9 @@ REFUSED_TYPES = {
     "falcon_mamba": _STATE_SPACES,
     "rwkv": "its layers are RWKV-4's recurrence, which has no price in zsim",
     "zamba": "blocks of attention that several layers share have no plan in zsim",
+    "mllama": "its layers of attention to the rows of images have no plan in zsim",
     "phi4_multimodal": "its adapters by modality have no plan in zsim; its language model alone is a phi3",
-    "whisper": "an encoder of sound has no plan in zsim",
+    "whisper": "a decoder that attends to an encoder of sound has no plan in zsim",
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
@@ -273,6 +257,9 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """The model of a parsed `config.json`, with its vision tower. `source` is named in errors."""
+    refused = str(config.get("model_type"))
+    if refused in REFUSED_TYPES:
+        raise NotSimulatedError(f"{source}: model type '{refused}': {REFUSED_TYPES[refused]}")
     split = split_config(config, name, source, FAMILIES)
     values, where = split.text, split.where
     model_type = values.get("model_type")
@@ -281,15 +268,13 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_family_names()}"
         )
     family = FAMILIES.get(model_type)
-    if model_type in REFUSED_TYPES:
-        raise NotSimulatedError(f"{where}: model type '{model_type}': {REFUSED_TYPES[model_type]}")
     if family is None:
         raise InputError(
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"
             f"{_misspelt_family(model_type)}; known are {_family_names()}"
         )
     model = family.build(ConfigReader(values, name, where, model_type, family.aliases))
-    return add_tower(model, split)
+    return add_towers(model, split)
 
 
 def _misspelt_family(model_type: str) -> str:

@@ -1,4 +1,4 @@
-"""How the processors of multimodal models cut images into patches, tiles and tokens.
+"""How the processors of multimodal models cut images into patches, tiles and tokens, and sounds into frames.
 
 Read in transformers 5.24: image_processing_qwen2_vl.py `smart_resize` (Qwen2-VL to Qwen 3.6, with the bounds
 of each), image_processing_glm4v.py (the same, of an image taken as two frames),
@@ -21,6 +21,63 @@ from zsim.specs.strategy.images import ImageSize, average_size
 Tiling = Literal["none", "nearest aspect", "largest scale", "longer side"]
 Resizing = Literal["nearest", "never up", "fills"]
 _MAX_ASPECT = 200
+_FRAMES_PER_SECOND = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SoundRule:
+    """How a model's processor and tower cut sounds, of frames of 10 ms.
+
+    Read in transformers 5.24: processing_qwen2_audio.py (padded to 30 s), processing_voxtral.py,
+    processing_audioflamingo3.py, and `get_audio_cu_seqlens` of modeling_qwen2_5_omni.py and
+    modeling_qwen3_omni_moe.py.
+    """
+
+    piece: int
+    """Frames of the pieces that convolutions see."""
+    merge: int = 2
+    """Rows of the tower that become one token."""
+    halvings: int = 1
+    """Convolutions that halve the frames."""
+    window: int = 0
+    """Rows that see each other. 0 for those of a piece where it is padded."""
+    padded: bool = False
+    """The last piece is filled up, and pieces do not see each other."""
+    counts_padding: bool = False
+    """Rows of padding become tokens too."""
+    max_pieces: int = 0
+    """Longer sounds are cut. 0 for sounds of any length."""
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The bounds that users may set."""
+        return ()
+
+    def rows_of(self, frames: int) -> int:
+        """Rows of the tower of one piece."""
+        for _ in range(self.halvings):
+            frames = (frames + 1) // 2
+        return frames
+
+    def size_of(self, seconds: float) -> ImageSize:
+        """A sound of so many seconds, as the tower sees it."""
+        frames = max(1, floor(seconds * _FRAMES_PER_SECOND + 1e-6))
+        if self.max_pieces:
+            frames = min(frames, self.max_pieces * self.piece)
+        full, rest = divmod(frames, self.piece)
+        rows = full * self.rows_of(self.piece) + self.rows_of(rest)
+        pieces, padded = full + (rest > 0), self.rows_of(self.piece)
+        tokens = (pieces * padded if self.counts_padding else rows) // self.merge
+        if self.padded:
+            return ImageSize(pieces, padded, tokens)
+        return ImageSize(1, rows, tokens, min(self.window, rows))
+
+    @property
+    def smallest(self) -> ImageSize:
+        """The sound that trainers give the tower where a micro-batch has none: 128 frames (ms-swift 3.9
+        llm/template/template/qwen.py).
+        """
+        return self.size_of(128 / _FRAMES_PER_SECOND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Models with a vision tower: the parts of a `config.json`, and the tower before its language model.
+"""Models with towers: the parts of a `config.json`, and the towers before its language model.
 
 The language model is under `text_config`, or beside `vision_config` in files of older releases. Names as in
 transformers 5.24 (`modeling_*.py` of each type), where the language model is under a name of its own.
@@ -7,35 +7,46 @@ transformers 5.24 (`modeling_*.py` of each type), where the language model is un
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.image_features import ImageFeatures
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import qwen_towers, towers
+from zsim.specs.model.families import audio_towers, qwen_towers, towers
 from zsim.specs.model.spec import Block, ModelSpec, Module, Tower
 
 TEXT_ONLY = "text_only"
 """The key of a model that asks for its language model alone."""
 
 
+Builder = Callable[[ConfigReader, int], Tower]
+
+
 @dataclass(frozen=True, slots=True)
 class MultimodalFamily:
-    """The tower of a `model_type`."""
+    """The towers of a `model_type`."""
 
-    tower: Callable[[ConfigReader, int], Tower]
-    """Its builder, from its configuration and the language model's width."""
+    tower: Builder | None
+    """The builder of its vision tower, from its configuration and the language model's width."""
     text_type: str
     """The type of the language model where the file does not say it."""
     root: str = "model.language_model"
     """What the language model's `model` is in the whole model's parameters' names."""
     head: str = "lm_head"
     tower_keys: tuple[str, ...] = ()
-    """Keys beside `vision_config` that are the projector's."""
+    """Keys beside the tower's configuration that are the projector's."""
     text_defaults: Mapping[str, Any] = field(default_factory=dict)
     """The sizes of the language model where the file leaves them out."""
+    audio: Builder | None = None
+    """The builder of its tower of sounds, which runs first."""
+
+    @property
+    def builders(self) -> Mapping[str, Builder]:
+        """Builders of towers by the keys of their configurations, in the order in which they run."""
+        builders = {"audio_config": self.audio, "vision_config": self.tower}
+        return {key: builder for key, builder in builders.items() if builder is not None}
 
 
 _LLAMA = {
@@ -93,7 +104,30 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "llama4": MultimodalFamily(
         towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
     ),
-}
+    "exaone4_5": MultimodalFamily(qwen_towers.qwen2_5_vl_tower, "exaone4"),
+    "qwen2_audio": MultimodalFamily(
+        None, "qwen2", audio=audio_towers.qwen2_audio_tower,
+        text_defaults={**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016},
+    ),
+    "voxtral": MultimodalFamily(
+        None, "llama", tower_keys=("projector_hidden_act",), audio=audio_towers.voxtral_tower,
+        text_defaults={
+            "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        },
+    ),
+    "audioflamingo3": MultimodalFamily(
+        None, "qwen2", tower_keys=("projector_hidden_act", "projector_bias"),
+        audio=audio_towers.audio_flamingo_tower,
+        text_defaults={**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016},
+    ),
+    "qwen2_5_omni_thinker": MultimodalFamily(
+        qwen_towers.qwen2_5_vl_tower, "qwen2_5_omni_text", audio=audio_towers.qwen2_5_omni_tower
+    ),
+    "qwen3_omni_moe_thinker": MultimodalFamily(
+        qwen_towers.qwen3_vl_tower, "qwen3_omni_moe_text", audio=audio_towers.qwen3_omni_tower
+    ),
+}  # fmt: skip
 _TOWERS = ("vision_config", "audio_config", "vision_tower_config")
 _THINKER = "thinker_config"  # of Qwen's omni models, whose talker is not trained with it
 
@@ -105,8 +139,8 @@ class ModelParts:
     text: Mapping[str, Any]
     where: str
     """The language model's part, in messages."""
-    vision: ConfigReader | None = None
-    """The tower's part. None for a language model by itself."""
+    towers: Sequence[tuple[ConfigReader, Builder]] = ()
+    """The parts of towers, in the order in which they run. Empty for a language model by itself."""
     family: MultimodalFamily | None = None
 
 
@@ -149,23 +183,26 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
             f"{', '.join(MULTIMODAL_FAMILIES)}. Its language model alone is asked for by "
             f"model.{TEXT_ONLY} = true"
         )
-    if isinstance(config.get("audio_config"), dict):
+    unknown = next((key for key in _TOWERS if key not in family.builders and config.get(key)), None)
+    if unknown is not None:
         raise NotSimulatedError(
-            f"{source}: model type '{model_type}' has an audio_config, of whose tower zsim knows nothing; "
-            "expected null, for the model without that tower (its images alone), or "
+            f"{source}: model type '{model_type}' has {unknown}, of whose tower zsim knows nothing; "
+            "expected null, for the model without that tower, or "
             f"model.{TEXT_ONLY} = true"
         )
-    if config.get("vision_config", {}) is None:
-        return ModelParts(text, where)
-    vision = ConfigReader(config, name, source, model_type).nested("vision_config")
-    if family.tower_keys:
-        vision = vision.add_defaults(**{key: config[key] for key in family.tower_keys if key in config})
-    return ModelParts(text, where, vision, family)
+    reader = ConfigReader(config, name, source, model_type)
+    projector = {key: config[key] for key in family.tower_keys if key in config}
+    tower_configs = [
+        (reader.nested(key).add_defaults(**projector), builder)
+        for key, builder in family.builders.items()
+        if key not in config or config[key] is not None
+    ]
+    return ModelParts(text, where, tower_configs, family)
 
 
-def add_tower(model: ModelSpec, config: ModelParts) -> ModelSpec:
-    """The language model with its tower before it, and with the whole model's names."""
-    if config.family is None or config.vision is None:
+def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
+    """The language model with its towers before it, and with the whole model's names."""
+    if config.family is None or not config.towers:
         return model
     family = config.family
 
@@ -178,10 +215,10 @@ def add_tower(model: ModelSpec, config: ModelParts) -> ModelSpec:
             module, name=rename(module.name), parameter_owner=None if owner is None else rename(owner)
         )
 
-    deep = (
-        qwen_towers.num_deep_features(config.vision)
-        if config.family.tower is qwen_towers.qwen3_vl_tower
-        else 0
+    deep = sum(
+        qwen_towers.num_deep_features(part)
+        for part, builder in config.towers
+        if builder is qwen_towers.qwen3_vl_tower
     )
 
     def rename_all(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -189,14 +226,14 @@ def add_tower(model: ModelSpec, config: ModelParts) -> ModelSpec:
 
     return replace(
         model,
-        family=config.vision.family,
+        family=config.towers[0][0].family,
         before=tuple(map(rename_module, model.before)),
         blocks=_add_deep_features(model, deep),
         after=tuple(map(rename_module, model.after)),
         block_prefix=rename(model.block_prefix),
         registered_before_blocks=rename_all(model.registered_before_blocks),
         registered_after_blocks=rename_all(model.registered_after_blocks),
-        tower=family.tower(config.vision, model.hidden_size),
+        towers=tuple(builder(part, model.hidden_size) for part, builder in config.towers),
     )
 
 

@@ -24,7 +24,7 @@ from zsim.operations.operation import Module, Operation, Parameter, Role, join_n
 from zsim.operations.residual import Residual
 from zsim.operations.sharding import ContextLibrary, ContextMethod, ContextSharding
 from zsim.operations.traced import CaptureInfo, Extent
-from zsim.specs.model.image_rules import ImageRule
+from zsim.specs.model.image_rules import ImageRule, SoundRule
 
 __all__ = [
     "Activation",
@@ -92,8 +92,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Tower:
-    """A vision tower, whose modules see rows of images (`Module.image_rows`), and the projector to the
-    language model's width.
+    """A tower, whose modules see rows of images or of sounds (`Module.sample_rows`), and the projector to
+    the language model's width.
     """
 
     before: tuple[Module, ...]
@@ -103,7 +103,17 @@ class Tower:
     """Mergers and projectors, by their full names, and what puts their output among the tokens."""
     block_prefix: str
     hidden_size: int
-    rule: ImageRule
+    rule: ImageRule | SoundRule
+
+    @property
+    def sees_sounds(self) -> bool:
+        return isinstance(self.rule, SoundRule)
+
+    @property
+    def image_rule(self) -> ImageRule:
+        """The rule of a tower of images."""
+        assert isinstance(self.rule, ImageRule)
+        return self.rule
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:
@@ -186,8 +196,20 @@ class ModelSpec:
     """
     captured: CaptureInfo | None = None
     """Facts of a model that was captured from a torch module."""
-    tower: Tower | None = None
-    """A vision tower. Its modules run between those before the blocks and the blocks."""
+    towers: tuple[Tower, ...] = ()
+    """Towers of sounds and of images, in the order in which they run between the modules before the blocks
+    and the blocks.
+    """
+
+    @property
+    def vision_tower(self) -> Tower | None:
+        """The tower of images."""
+        return next((tower for tower in self.towers if not tower.sees_sounds), None)
+
+    @property
+    def audio_tower(self) -> Tower | None:
+        """The tower of sounds."""
+        return next((tower for tower in self.towers if tower.sees_sounds), None)
 
     @property
     def function(self) -> str:
@@ -212,7 +234,7 @@ class ModelSpec:
     def block_lists(self) -> tuple[str, ...]:
         """Names of the module lists that hold the blocks."""
         if not self.block_names:
-            return (self.block_prefix, *([self.tower.block_prefix] if self.tower else ()))
+            return (self.block_prefix, *(tower.block_prefix for tower in self.towers))
         return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.block_names if name))
 
     @property
@@ -224,13 +246,13 @@ class ModelSpec:
     @cached_property
     def numel(self) -> int:
         """Parameters in all, tied weights counted once."""
-        in_tower = sum(block.numel for block in self.tower.blocks) if self.tower else 0
-        return self.numel_outside_blocks + in_tower + sum(block.numel for block in self.blocks)
+        in_towers = sum(block.numel for tower in self.towers for block in tower.blocks)
+        return self.numel_outside_blocks + in_towers + sum(block.numel for block in self.blocks)
 
     @cached_property
     def trainable_numel(self) -> int:
         """Parameters with a gradient and optimizer states."""
-        tower_modules = self.tower.modules if self.tower else ()
+        tower_modules = (module for tower in self.towers for module in tower.modules)
         outer_modules = (*self.before, *tower_modules, *self.after)
         outer_numel = sum(module.trainable_numel for module in outer_modules)
         return outer_numel + sum(block.trainable_numel for block in self.blocks)
@@ -238,8 +260,8 @@ class ModelSpec:
     @cached_property
     def numel_outside_blocks(self) -> int:
         """Parameters outside the blocks."""
-        around_tower = (*self.tower.before, *self.tower.after) if self.tower else ()
-        return sum(module.numel for module in (*self.before, *around_tower, *self.after))
+        around_towers = (module for tower in self.towers for module in (*tower.before, *tower.after))
+        return sum(module.numel for module in (*self.before, *around_towers, *self.after))
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """(full name, parameter) in the order of torch's `named_parameters()`, tied weights once."""
@@ -264,8 +286,8 @@ class ModelSpec:
         )
 
     def _iterate_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        if self.tower is not None:
-            yield from _tower_parameters(self.tower)
+        for tower in self.towers:
+            yield from _tower_parameters(tower)
         early = list(self.before)
         if self.registered_before_blocks is not None:
             by_name = {module.name: module for module in (*self.before, *self.after)}

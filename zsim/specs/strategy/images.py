@@ -1,4 +1,4 @@
-"""The images of micro-batches, as a vision tower and the language model see them."""
+"""The images and sounds of micro-batches, as towers and the language model see them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# The rows that a module of a tower sees: patches of images that see one another, the same with attention
-# inside windows, or the tokens that the language model gets.
-ImageRows = Literal["", "patches", "windows", "merged"]
+# The rows that a module of a vision tower sees: patches of images that see one another, the same with
+# attention inside windows, or the tokens that the language model gets. Those of an audio tower in the same
+# order.
+SampleRows = Literal["", "patches", "windows", "merged", "frames", "frame windows", "merged frames"]
+SOUND_ROWS = ("frames", "frame windows", "merged frames")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
     """An image as a tower sees it: in one grid of patches, or in several tiles of equal size. Of images of
-    several sizes the mean.
+    several sizes the mean. A sound is one of frames, or several pieces of it.
     """
 
     tiles: float
@@ -46,7 +48,7 @@ def average_size(sizes: Sequence[ImageSize], weights: Sequence[float]) -> ImageS
 
 @dataclass(frozen=True, slots=True)
 class SampledImages:
-    """The images of a mean micro-batch, whose number is drawn."""
+    """The images or sounds of a mean micro-batch, whose number is drawn."""
 
     size: ImageSize
     per_sequence: float
@@ -56,15 +58,16 @@ class SampledImages:
     are_dummies: bool = False
     """No sample has an image, and the trainer gives the tower a smallest one in each micro-batch."""
 
-    def rows(self, kind: ImageRows, sequences: int) -> tuple[float, float]:
+    def rows(self, kind: SampleRows, sequences: int) -> tuple[float, float]:
         """(rows of all images of so many sequences, rows that see each other) for the modules of a kind."""
         size, images = self.size, round(self.per_sequence * sequences, 9)
-        if kind == "merged":
+        if kind in ("merged", "merged frames"):
             return images * size.tokens, size.tokens
-        span = size.window if kind == "windows" and size.window else size.patches
+        has_windows = kind in ("windows", "frame windows") and size.window
+        span = size.window if has_windows else size.patches
         return images * size.tiles * size.patches, min(span, size.patches)
 
-    def mean_rows(self, kind: ImageRows) -> float:
+    def mean_rows(self, kind: SampleRows) -> float:
         """Rows for each sequence of a mean rank."""
         return self.rows(kind, 1)[0] * (self.mean_per_sequence / self.per_sequence)
 

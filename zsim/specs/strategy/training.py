@@ -99,7 +99,9 @@ class TrainingConfig:
     lengths: SampledLengths | None = None
     """The lengths of documents, where they differ."""
     images: SampledImages | None = None
-    """The images of micro-batches, of a model with a tower."""
+    """The images of micro-batches, of a model with a tower of them."""
+    sounds: SampledImages | None = None
+    """The sounds of micro-batches, of a model with a tower of them."""
     tower_checkpointing: Checkpointing = "none"
     """The policy of a tower's blocks."""
     layer_kernels: LayerKernels = "torch"

@@ -173,7 +173,7 @@ class StageBounds:
         (model,) = stages_of(job.model, unpipelined)
         unique_model_and_training = _unique_blocks(model, training)
         before, *blocks, after = make_workload(*unique_model_and_training).segments
-        num_in_tower = len(model.tower.blocks) + 1 if model.tower is not None else 0
+        num_in_tower = sum(len(tower.blocks) + 1 for tower in model.towers)
         in_tower, blocks = blocks[:num_in_tower], blocks[num_in_tower:]
         costs = {
             name: self._segment_cost(job, segment)

@@ -1,4 +1,4 @@
-"""`[training.images]`: how many images a sample has, and of which sizes."""
+"""`[training.images]` and `[training.audio]`: how many images and sounds a sample has, of which sizes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from zsim.arrays import Floats
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.experiment.data.draw import BatchPlan, num_drawn_steps, slowest_rank_mean
 from zsim.specs.lazy_model import StrictTable
+from zsim.specs.model.image_rules import SoundRule
 from zsim.specs.model.spec import ModelSpec, Tower
 from zsim.specs.strategy.images import ImageSize, SampledImages, average_size
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
@@ -23,26 +24,60 @@ Pixels = Annotated[int, Field(ge=1, le=2**40, strict=True)]
 _MAX_COUNT = 100_000
 
 
-class ImagesTable(StrictTable):
-    """The images of samples, a sample being a sequence of `sequence_length` tokens, the images' included."""
+class _SamplesTable(StrictTable):
+    """How many images or sounds a sample has, a sample being a sequence of `sequence_length` tokens, theirs
+    included.
+    """
 
     per_sample: float | None = Field(
         default=None,
         ge=0,
         le=_MAX_COUNT,
         allow_inf_nan=False,
-        description="images of a sample, as mean of the law; left out: for `counts`",
+        description="mean number in a sample, of the law; left out: for `counts`",
     )
     law: Literal["constant", "poisson"] = Field(
-        default="constant", description="law that the number of a sample's images is drawn from"
+        default="constant", description="law that a sample's number is drawn from"
     )
     counts: tuple[Annotated[int, Field(ge=0, le=_MAX_COUNT, strict=True)], ...] | None = Field(
         default=None,
         min_length=1,
         max_length=_MAX_COUNT,
-        description="numbers of images of samples, from which each sample's is drawn, 0 for one of text "
-        "alone; left out: for `per_sample`",
+        description="numbers of samples, from which each sample's is drawn, 0 for one of text alone; left "
+        "out: for `per_sample`",
     )
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")
+
+    @property
+    def num_sizes(self) -> int:
+        """Different sizes of images or sounds."""
+        return 1
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether samples differ in their images or sounds."""
+        if self.num_sizes > 1:
+            return True
+        if self.counts is not None:
+            return len(set(self.counts)) > 1
+        return self.law != "constant" or self.per_sample != floor(self.per_sample or 0.0)
+
+
+class AudioTable(_SamplesTable):
+    """The sounds of samples."""
+
+    seconds: tuple[Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)], ...] = Field(
+        min_length=1, max_length=100, description="lengths of sounds, from which each sound's is drawn"
+    )
+
+    @property
+    def num_sizes(self) -> int:
+        return len(set(self.seconds))
+
+
+class ImagesTable(_SamplesTable):
+    """The images of samples."""
+
     width: Side | None = Field(default=None, description="pixels; left out: for `pixels`")
     height: Side | None = Field(default=None, description="pixels; left out: for `pixels`")
     pixels: Pixels | None = Field(
@@ -69,26 +104,27 @@ class ImagesTable(StrictTable):
         default=None,
         description="what backward computes again in the tower; left out: as in the language model",
     )
-    seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")
 
     @property
-    def is_drawn(self) -> bool:
-        """Whether samples differ in their images."""
-        if self.sizes is not None and len(set(self.sizes)) > 1:
-            return True
-        if self.counts is not None:
-            return len(set(self.counts)) > 1
-        return self.law != "constant" or self.per_sample != floor(self.per_sample or 0.0)
+    def num_sizes(self) -> int:
+        return len(set(self.sizes or ((0, 0),)))
+
+
+def _check_number(table: _SamplesTable, key: str, what: str) -> None:
+    """Raises InputError unless the table says one number of a sample's images or sounds."""
+    if (table.per_sample is None) == (table.counts is None):
+        count = "both" if table.counts is not None else "neither"
+        raise InputError(
+            f"{key}: found {count} of `per_sample` and `counts`; expected one of them: how many {what} a "
+            "sample has"
+        )
+    if table.counts is not None and table.law != "constant":
+        raise InputError(f"{key}.law: found with `counts`, which are drawn as they are")
 
 
 def check_images(table: ImagesTable) -> None:
     """Raises InputError unless the table says how many images there are, and how large."""
-    if (table.per_sample is None) == (table.counts is None):
-        count = "both" if table.counts is not None else "neither"
-        raise InputError(
-            f"training.images: found {count} of `per_sample` and `counts`; expected one of them: how "
-            "many images a sample has"
-        )
+    _check_number(table, "training.images", "images")
     sides = (table.width is None) + (table.height is None)
     stated = (sides == 0) + (table.pixels is not None) + (table.sizes is not None)
     if sides == 1 or stated != 1:
@@ -101,8 +137,6 @@ def check_images(table: ImagesTable) -> None:
             f"training.images.max_pixels: found {table.max_pixels:,}, expected at least min_pixels, "
             f"{table.min_pixels:,}"
         )
-    if table.counts is not None and table.law != "constant":
-        raise InputError("training.images.law: found with `counts`, which are drawn as they are")
 
 
 def image_sizes(table: ImagesTable, model: ModelSpec) -> list[ImageSize]:
@@ -110,8 +144,8 @@ def image_sizes(table: ImagesTable, model: ModelSpec) -> list[ImageSize]:
 
     Raises InputError for bounds that the model's rule has not.
     """
-    assert model.tower is not None
-    rule = model.tower.rule
+    assert model.vision_tower is not None
+    rule = model.vision_tower.image_rule
     bounds = {
         name: getattr(table, name)
         for name in ("min_pixels", "max_pixels", "max_tiles")
@@ -134,63 +168,99 @@ def image_sizes(table: ImagesTable, model: ModelSpec) -> list[ImageSize]:
 
 def apply_images(
     training: TrainingConfig,
-    table: ImagesTable | None,
+    images: ImagesTable | None,
+    audio: AudioTable | None,
     model: ModelSpec,
     plan: BatchPlan,
 ) -> tuple[TrainingConfig, Sequence[str]]:
-    """The training with the images of a model that has a tower and how its blocks are recomputed, and notes
-    on the images. Without `[training.images]` a micro-batch has one smallest image.
+    """The training with the images and sounds of a model that has towers and how their blocks are recomputed,
+    and notes on them. Without a table of its own a tower gets one smallest image or sound in a micro-batch.
 
-    Raises InputError for images of a model without a tower, and for more tokens of images than a sequence
-    has.
+    Raises InputError for images or sounds of a model without their tower, and for more tokens of them than a
+    sequence has.
     """
-    if model.tower is None:
-        if table is None:
-            return training, ()
-        raise InputError(
-            f"training.images: '{model.name}' has no vision tower; expected a multimodal config.json, or "
-            "no images"
-        )
-    policy = None if table is None else table.activation_checkpointing
-    training = replace(training, tower_checkpointing=policy or training.activation_checkpointing)
-    if table is None:
-        return _use_dummies(training, model, model.tower)
-    if training.lengths is not None and training.lengths.slowest_over_mean > 1 and table.is_drawn:
-        raise NotSimulatedError(
-            "training.images: images whose number or sizes are drawn, with training.lengths that differ by "
-            "rank, are not simulated; expected as many of one size in each sample"
-        )
-    check_images(table)
-    images = draw_images(table, image_sizes(table, model), plan)
-    if not images.mean_per_sequence:
-        return _use_dummies(training, model, model.tower)
-    size, tokens = images.size, images.mean_per_sequence * images.size.tokens
+    policy = None if images is None else images.activation_checkpointing
+    notes, shares, tokens = list[str](), list[str](), 0.0
+    if model.towers:
+        training = replace(training, tower_checkpointing=policy or training.activation_checkpointing)
+    tables: tuple[tuple[str, _SamplesTable | None, Tower | None], ...] = (
+        ("audio", audio, model.audio_tower), ("images", images, model.vision_tower),
+    )  # fmt: skip
+    for key, table, tower in tables:
+        what = "sounds" if key == "audio" else key
+        if tower is None and table is not None:
+            raise InputError(
+                f"training.{key}: '{model.name}' has no {'audio' if key == 'audio' else 'vision'} tower; "
+                f"expected a multimodal config.json, or no {what}"
+            )
+        if tower is None:
+            continue
+        samples = None if table is None else _sample(training, table, key, what, model, tower, plan)
+        if samples is None:
+            samples, note = _use_dummies(training, model, tower, key, what)
+        else:
+            of_samples = samples.mean_per_sequence * samples.size.tokens
+            rows = "frames" if key == "audio" else "patches"
+            note = (
+                f"{what}: {samples.mean_per_sequence:,.3g} a sample, {samples.size.tokens:,.0f} tokens each "
+                f"({of_samples:,.0f} of the {training.sequence_length:,} tokens of a sequence), "
+                f"{samples.size.rows:,.0f} {rows} each in the tower" + _imbalance(samples)
+            )
+            tokens += of_samples
+            shares.append(
+                f"{samples.mean_per_sequence:,.3g} {what} of {samples.size.tokens:,.0f} tokens each"
+            )
+        notes.append(note)
+        fields = {"sounds" if key == "audio" else key: samples}
+        training = replace(training, **fields)  # type: ignore[arg-type]
     if tokens > training.sequence_length:
         raise InputError(
-            f"training.images: {images.mean_per_sequence:,.3g} images of {size.tokens:,.0f} tokens each are "
-            f"more than the {training.sequence_length:,} tokens of a sequence; expected fewer or smaller "
-            "images, or a longer sequence_length"
+            f"training.{'audio' if images is None else 'images'}: {' and '.join(shares)} are more than the "
+            f"{training.sequence_length:,} tokens of a sequence; expected fewer or smaller ones, or a longer "
+            "sequence_length"
         )
-    note = (
-        f"images: {images.mean_per_sequence:,.3g} a sample, {size.tokens:,.0f} tokens each ({tokens:,.0f} "
-        f"of the {training.sequence_length:,} tokens of a sequence), {size.rows:,.0f} "
-        "patches each in the tower" + _imbalance(images)
-    )
-    return replace(training, images=images), (note,)
+    return training, notes
+
+
+def _sample(
+    training: TrainingConfig,
+    table: _SamplesTable,
+    key: str,
+    what: str,
+    model: ModelSpec,
+    tower: Tower,
+    plan: BatchPlan,
+) -> SampledImages | None:
+    """The images or sounds of a table. None where no sample has one."""
+    if training.lengths is not None and training.lengths.slowest_over_mean > 1 and table.is_drawn:
+        raise NotSimulatedError(
+            f"training.{key}: {what} whose number or sizes are drawn, with training.lengths that differ by "
+            "rank, are not simulated; expected as many of one size in each sample"
+        )
+    if isinstance(table, ImagesTable):
+        check_images(table)
+        sizes = image_sizes(table, model)
+    else:
+        assert isinstance(table, AudioTable)
+        assert isinstance(tower.rule, SoundRule)
+        _check_number(table, f"training.{key}", what)
+        sizes = [tower.rule.size_of(seconds) for seconds in table.seconds]
+    samples = draw_images(table, sizes, plan)
+    return samples if samples.mean_per_sequence else None
 
 
 def _use_dummies(
-    training: TrainingConfig, model: ModelSpec, tower: Tower
-) -> tuple[TrainingConfig, Sequence[str]]:
+    training: TrainingConfig, model: ModelSpec, tower: Tower, key: str, what: str
+) -> tuple[SampledImages, str]:
     per_sequence = 1 / training.micro_batch_size
+    kind = "audio" if tower.sees_sounds else "vision"
     note = (
-        f"the vision tower of '{model.name}' ({tower.numel / 1e6:,.0f} M parameters) is simulated "
-        "without images: it runs on one smallest image in each micro-batch, as trainers do for samples "
-        "of text; [training.images] says what samples have, and --set model.text_only=true leaves the "
-        "tower out"
+        f"the {kind} tower of '{model.name}' ({tower.numel / 1e6:,.0f} M parameters) is simulated "
+        f"without {what}: it runs on one smallest {what[:-1]} in each micro-batch, as trainers do for "
+        f"samples of text; [training.{key}] says what samples have, and --set model.text_only=true leaves "
+        "the tower out"
     )
-    images = SampledImages(tower.rule.smallest, per_sequence, per_sequence, are_dummies=True)
-    return replace(training, images=images), (note,)
+    return SampledImages(tower.rule.smallest, per_sequence, per_sequence, are_dummies=True), note
 
 
 def _imbalance(images: SampledImages) -> str:
@@ -198,7 +268,7 @@ def _imbalance(images: SampledImages) -> str:
     return f"; the slowest rank has {ratio:.2f} times the mean rank's" if ratio > 1.005 else ""
 
 
-def draw_images(table: ImagesTable, sizes: Sequence[ImageSize], plan: BatchPlan) -> SampledImages:
+def draw_images(table: _SamplesTable, sizes: Sequence[ImageSize], plan: BatchPlan) -> SampledImages:
     """The images of the mean and of the slowest rank's micro-batches, which has the most patches. See [Note:
     the slowest rank of a micro-batch]. Where a micro-batch has none, the tower gets a smallest one, which
     counts as none. Of images of several sizes, those of the slowest rank have its mean size, and the mean
@@ -225,7 +295,7 @@ def draw_images(table: ImagesTable, sizes: Sequence[ImageSize], plan: BatchPlan)
     )
 
 
-def _draw(table: ImagesTable, generator: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+def _draw(table: _SamplesTable, generator: np.random.Generator, shape: tuple[int, ...]) -> Floats:
     """Numbers of images of samples. A constant law whose mean is no whole number draws one beside it."""
     if table.counts is not None:
         values: Floats = np.array(table.counts, dtype=np.float64)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from zsim.specs.experiment.data.images import ImagesTable
+from zsim.specs.experiment.data.images import AudioTable, ImagesTable
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.lazy_model import Lazy, StrictTable
@@ -114,6 +114,11 @@ class TrainingTable(StrictTable):
         default=None,
         description="images of samples, of a model with a vision tower; left out: one smallest image in each "
         "micro-batch",
+    )
+    audio: Lazy[AudioTable] | None = Field(
+        default=None,
+        description="sounds of samples, of a model with an audio tower; left out: one of 1.28 seconds in "
+        "each micro-batch",
     )
     bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
     bf16_last_layers: int = Field(default=0, ge=0, strict=True, description="the same, at the end")

@@ -71,6 +71,8 @@ class DecoderExperts(_Table):
     """Dimensions of that parameter before the number of experts."""
     shared: str = ""
     """The name of the shared experts' MLP."""
+    shared_gate: str = ""
+    """The name of a product that gates the shared experts, which then run first."""
     shared_names: tuple[str, str, str] | None = None
     """Its modules, if gate and up are one product. None for three products."""
     num_shared: tuple[str, int] | None = None
@@ -84,6 +86,10 @@ class DecoderExperts(_Table):
     """The key of the number of leading dense layers, where no `mlp_layer_types` say it."""
     listed: str = ""
     """The key of a list of the layers with experts, or of a text with commas."""
+    dense: str = ""
+    """The key of a list of layers without experts."""
+    step: str = ""
+    """The key of an interval, of which the last layer has experts."""
     last: str = ""
     """The key of the number of the last layer with experts. -1 for the model's last."""
 
@@ -126,15 +132,19 @@ class Decoder(_Table):
     """Names of numbers that the activation learns."""
     is_tied: bool = False
     norm: str = "rms"
-    """The kind of norm. "layer" has a bias too."""
+    """The kind of norm. "layer" has a bias too, "plain_layer" no weight."""
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
     """Names of the norms before and after attention, before and after the MLP. Empty for none."""
     registers_norms: tuple[str, ...] = ()
     """The order in which they are registered, where that is not the order in which they run."""
+    post_norm_key: str = ""
+    """The key that leaves out the norms after attention and MLP where it is false."""
     is_parallel: bool = False
     """Attention and MLP read one norm's output."""
     qkv_bias: bool | str = False
     """Whether projections have a bias, or the key that says it."""
+    qkv_name: str = ""
+    """The name of one product to queries, keys and values. Empty for three."""
     out_bias: bool | str = False
     mlp_bias: bool | str = False
     head_bias: bool | str = False
@@ -144,15 +154,29 @@ class Decoder(_Table):
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     rotary_fraction: float = 1.0
     """The part of a head that is rotated, by default."""
+    rotary_dim: int = 0
+    """The features of a head that are rotated (`rotary_dim`), by default. 0 for the fraction."""
+    softcaps: tuple[bool, bool] | None = None
+    """Whether scores and logits are capped where the file says nothing of it. None for never."""
     has_output_gate: bool = False
     """Whether each feature of attention's output is multiplied by a gate."""
     gates_heads: bool = False
     """All features of a head have one gate."""
     gate_name: str = "gate_proj"
+    heads_key: str = ""
+    """The key of a list of the layers' numbers of heads."""
+    has_sinks: bool = False
+    """Each head has a learned sink in all layers."""
     window: int = 0
     """The window's default. 0 for none unless the file says one."""
     window_interval: int = 0
     """Without `layer_types` every so many-th layer is without a window. 0: none has one. 1: all have it."""
+    window_key: str = ""
+    """The key without which, or with false, there are no windows."""
+    first_window: tuple[str, int] | None = None
+    """The key of the first layer with a window, and its default."""
+    bidirectional_key: str = ""
+    """The key of attention without a mask, whose window is half on each side."""
     interval_key: str = ""
     global_offset: int = -1
     """The first layer of an interval is global (0), or the last (-1)."""
@@ -221,14 +245,17 @@ class _Builder:
             self.config, kv_default=facts.kv_heads, head_dim=head_dim, act=facts.act, act_key=facts.act_key
         )
         for key, expected in facts.expects.items():
-            if config.values.get(key, expected) != expected:
+            if config.values.get(key) not in (None, expected):
                 raise config.error(f"'{key}' is {config.values[key]!r}; expected {expected!r}")
         self.dropout = self.config.fraction(facts.dropout, 0.0) if facts.dropout else 0.0
 
     def model(self) -> ModelSpec:
         config, facts, shape = self.config, self.facts, self.shape
         windows, dense = self._windows(), self._dense_layers()
-        kinds = list(zip(windows, (index in dense for index in range(shape.layers)), strict=True))
+        heads = (config.integers(facts.heads_key) if facts.heads_key else ()) or [shape.heads] * shape.layers
+        if len(heads) != shape.layers:
+            raise config.error(f"'{facts.heads_key}' has {len(heads)} numbers; expected {shape.layers}")
+        kinds = list(zip(windows, (index in dense for index in range(shape.layers)), heads, strict=True))
         model = language_model(
             config,
             shape.hidden,
@@ -239,6 +266,7 @@ class _Builder:
             final=[self._norm("model.norm")],
             is_tied=facts.is_tied,
             head_bias=self._says(facts.head_bias),
+            softcaps=self._caps("final_logit_softcapping", 1),
             scales=facts.scales_logits,
         )
         if facts.prediction:
@@ -247,6 +275,11 @@ class _Builder:
 
     def _says(self, fact: bool | str) -> bool:
         return self.config.boolean(fact, False) if isinstance(fact, str) and fact else bool(fact)
+
+    def _caps(self, key: str, which: int) -> bool:
+        """Whether the file caps scores (0) or logits (1)."""
+        caps = self.facts.softcaps
+        return caps is not None and self.config.values.get(key, caps[which] or None) is not None
 
     def _optional_number(self, path: str) -> int | None:
         owner, _, key = path.rpartition(".")
@@ -263,10 +296,18 @@ class _Builder:
     @property
     def _window(self) -> int | None:
         """The window of layers that have one. None where no layer has."""
-        default = self.facts.window
-        if default and ("sliding_window" not in self.config.values):
-            return default
-        return self.config.optional_integer("sliding_window")
+        facts, config = self.facts, self.config
+        if facts.window_key and not config.boolean(facts.window_key, False):
+            return None
+        window = config.optional_integer("sliding_window")
+        if facts.window and "sliding_window" not in config.values:
+            window = facts.window
+        return window // 2 if window and self._is_bidirectional else window
+
+    @property
+    def _is_bidirectional(self) -> bool:
+        key = self.facts.bidirectional_key
+        return bool(key) and self.config.boolean(key, False)
 
     def _windows(self) -> list[int | None]:
         facts, config, layers = self.facts, self.config, self.shape.layers
@@ -281,6 +322,11 @@ class _Builder:
         last = facts.global_offset % interval if interval > 1 else -1
         local = [window is not None and interval > 0 and index % interval != last for index in range(layers)]
         local[0] &= not facts.first_is_global
+        if facts.first_window is not None and window is not None:
+            first = config.integer(*facts.first_window, minimum=0)
+            local = [index >= first for index in range(layers)]
+        elif facts.window_key and window is None:
+            return [None] * layers
         return layer_windows(config, layers, window, local)
 
     def _dense_layers(self) -> frozenset[int]:
@@ -292,18 +338,25 @@ class _Builder:
             numbers = str(listed).strip("[]").split(",")
             routed = {int(number) for number in numbers if number.strip().isdecimal()}
             return frozenset(range(layers)) - routed
+        if experts.dense:
+            listed_dense = set(self.config.integers(experts.dense))
+            step = self.config.integer(experts.step, 1)
+            return frozenset(index for index in range(layers) if index in listed_dense or (index + 1) % step)
         first = self.config.integer(*experts.num_dense, minimum=0)
         last = self.config.integer(experts.last, -1, minimum=-1) if experts.last else -1
         return dense_layers(self.config, layers, first, layers if last == -1 else last + 1)
 
-    def _block(self, kind: tuple[int | None, bool]) -> Block:
-        window, is_dense = kind
+    def _block(self, kind: tuple[int | None, bool, int]) -> Block:
+        window, is_dense, heads = kind
         facts, hidden = self.facts, self.shape.hidden
-        attention = self._attention(window)
+        attention = self._attention(window, heads)
         mlp = self._mlp() if is_dense or facts.experts is None else self._experts(facts.experts)
         if facts.is_parallel:
             mlp[0] = replace(mlp[0], shares_input=True)
-        norms = [[self._norm(name)] if name else [] for name in facts.norms]
+        names = facts.norms
+        if facts.post_norm_key and not self.config.boolean(facts.post_norm_key, True):
+            names = (names[0], "", names[2], "")
+        norms = [[self._norm(name)] if name else [] for name in names]
         modules = (
             *norms[0], *attention, *norms[1],
             residual("self_attn.residual", hidden, self.dropout, scales=facts.scales),
@@ -313,17 +366,21 @@ class _Builder:
         order = {
             "attention": self._registered_attention(attention),
             "mlp": self._registered_mlp(mlp),
-            "norms": list(facts.registers_norms) or [name for name in facts.norms if name],
+            "norms": [
+                name
+                for name in facts.registers_norms or names
+                if name in names and self._norm(name).parameters
+            ],
         }
-        names = (name for part in facts.registers for name in order[part])
-        return set_registration(Block(facts.block, modules), *names)
+        registered = (name for part in facts.registers for name in order[part])
+        return set_registration(Block(facts.block, modules), *registered)
 
     def _registered_attention(self, attention: Sequence[Module]) -> list[str]:
         """Sinks, products of queries, keys, values and output, then norms and a gate. Latent attention's
         modules as they run.
         """
         names = [module.name for module in attention if module.parameters]
-        late = () if self.facts.is_latent else ("norm", self.facts.gate_name)
+        late = () if self.facts.is_latent else ("norm", self.facts.gate_name, "qkv_proj")
         return sorted(names, key=lambda name: (name != "self_attn", name.endswith(late)))
 
     def _registered_mlp(self, mlp: Sequence[Module]) -> list[str]:
@@ -337,14 +394,14 @@ class _Builder:
 
     def _norm(self, name: str) -> Module:
         width, kind = self.shape.hidden, self.facts.norm
-        if kind == "layer":
-            return layer_norm(name, width)
+        if kind in ("layer", "plain_layer"):
+            return layer_norm(name, width, affine=kind == "layer")
         if kind == "cohere_layer":
             return Module(name, Norm(width, kind), (Parameter("weight", (width,)),))
         return rms_norm(name, width, kind=kind)
 
-    def _attention(self, window: int | None) -> list[Module]:
-        facts, shape = self.facts, self.shape
+    def _attention(self, window: int | None, heads: int) -> list[Module]:
+        facts, shape = self.facts, replace(self.shape, heads=heads)
         if facts.is_latent:
             return latent_attention(self.config, shape.hidden, shape.heads, shape.dropout)
         if window is not None:
@@ -368,12 +425,25 @@ class _Builder:
             replace_op_fields(core, v_head_dim=values),
             linear("self_attn.o_proj", shape.heads * values, shape.hidden, bias=self._says(facts.out_bias)),
         ]  # fmt: skip
+        if facts.qkv_name:
+            features = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+            product = linear(facts.qkv_name, shape.hidden, features, bias=self._says(facts.qkv_bias))
+            modules = [product, replace_op_fields(modules[-2], splits_fused_qkv=True), modules[-1]]
         for old, new in zip(("q_norm", "k_norm"), facts.qk_norm_names, strict=True):
             modules = rename_modules(modules, old, new)
-        width = partial_rotary(self.config, shape.head_dim, facts.rotary_fraction)
+        width = (
+            self.config.integer("rotary_dim", facts.rotary_dim)
+            if facts.rotary_dim
+            else partial_rotary(self.config, shape.head_dim, facts.rotary_fraction)
+        )
+        modules[-2] = replace_op_fields(
+            modules[-2],
+            softcaps=self._caps("attn_logit_softcapping", 0),
+            is_causal=not self._is_bidirectional,
+        )
         if width is not None:
             modules[-2] = replace_op_fields(modules[-2], rotary_width=width)
-        if window is not None and facts.windowed.has_sinks:
+        if facts.has_sinks or (window is not None and facts.windowed.has_sinks):
             core = replace_op_fields(modules[-2], has_sinks=True)
             modules[-2] = replace(core, name="self_attn", parameters=(Parameter("sinks", (shape.heads,)),))
         if facts.has_output_gate:
@@ -430,5 +500,13 @@ class _Builder:
         if experts.shared_names and shared_width:
             modules += fused_mlp(experts.shared_names, shape.hidden, shared_width, shape.act, bias=has_bias)
         elif experts.shared and shared_width:
-            modules += gated_mlp(experts.shared, shape.hidden, shared_width, shape.act, bias=has_bias)
+            shared = gated_mlp(experts.shared, shape.hidden, shared_width, shape.act, bias=has_bias)
+            modules += shared
+            if experts.shared_gate:
+                modules = [
+                    *shared,
+                    gate,
+                    routed,
+                    linear(experts.shared_gate, shape.hidden, 1, shares_input=True),
+                ]
         return modules

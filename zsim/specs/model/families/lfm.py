@@ -1,4 +1,4 @@
-"""LFM2 and LFM2-MoE: short gated convolutions among layers of attention.
+"""LFM2, LFM2-MoE and LFM 3: short gated convolutions among layers of attention.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_lfm2.py`, `modeling_lfm2_moe.py` and their
 `configuration_*.py`).
@@ -21,12 +21,13 @@ from zsim.specs.model.families.builders import (
     rms_norm,
     set_registration,
 )
-from zsim.specs.model.families.llama import Shape, attention_modules, build_unique_blocks
+from zsim.specs.model.families.llama import Shape, attention_modules, build_unique_blocks, layer_windows
 from zsim.specs.model.families.mixers import FULL, layer_kinds, rename_modules
 from zsim.specs.model.families.moe import routed_mlp
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter
 
-_CONVOLUTION = "conv"
+_CONVOLUTION, _SLIDING = "conv", "sliding_attention"
+_POST_NORMS = ("post_operator_norm", "post_ffn_norm")
 _ORDER = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
     "self_attn.q_layernorm", "self_attn.k_layernorm", "conv.conv", "conv.in_proj", "conv.out_proj",
@@ -75,6 +76,49 @@ def lfm2_moe(config: ConfigReader) -> ModelSpec:
 
     layers = [(kind, index < first) for index, kind in enumerate(kinds)]
     return _model(config, shape, build_unique_blocks(layers, block))
+
+
+def lfm3(config: ConfigReader) -> ModelSpec:
+    """LFM 3 has windows in layers between those of attention to all tokens, gates of heads, and norms behind
+    mixer and MLP too (`modeling_lfm3.py`).
+    """
+    config = config.add_defaults(conv_L_cache=7)
+    shape = Shape.read(config, kv_default=4, head_dim=128)
+    local = [index % 4 == 0 and index > 0 for index in range(shape.layers)]
+    windows = layer_windows(config, shape.layers, config.integer("sliding_window", 256), local)
+    default = [
+        FULL if index % 4 == 2 else _SLIDING if has_window else _CONVOLUTION
+        for index, has_window in enumerate(local)
+    ]
+    kinds = layer_kinds(config, shape.layers, default, FULL, _SLIDING, _CONVOLUTION)
+    has_norms, has_gate = (
+        config.boolean("use_sandwich_norm", True),
+        config.boolean("use_attention_gate", True),
+    )
+    has_bias, width = config.boolean("attention_bias", False), shape.heads * shape.head_dim
+
+    def block(layer: tuple[str, int | None]) -> Block:
+        kind, window = layer
+        mixer = attention_modules(
+            shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="each head", window=window
+        )
+        if kind == _CONVOLUTION:
+            mixer = _convolution(config, shape)
+        elif has_gate:
+            gate = linear("self_attn.g_proj", shape.hidden, shape.heads, shares_input=True)
+            mixer[-2:-1] = [gate, mixer[-2], activation("self_attn.gate", width, "sigmoid", gated=True)]
+        post = [[rms_norm(name, shape.hidden)] if has_norms else [] for name in _POST_NORMS]
+        modules = (
+            rms_norm("operator_norm", shape.hidden), *mixer, *post[0],
+            residual("operator.residual", shape.hidden),
+            rms_norm("ffn_norm", shape.hidden), *_gated(shape, shape.ffn), *post[1],
+            residual("feed_forward.residual", shape.hidden),
+        )  # fmt: skip
+        attention = (f"self_attn.{name}" for name in ("o_proj", "q_norm", "k_norm", "g_proj"))
+        names = (*_ORDER[:3], *attention, *_ORDER[6:], *_POST_NORMS)
+        return set_registration(Block("Lfm3DecoderLayer", modules), *names)
+
+    return _model(config, shape, build_unique_blocks(list(zip(kinds, windows, strict=True)), block))
 
 
 def _gated(shape: Shape, width: int) -> list[Module]:

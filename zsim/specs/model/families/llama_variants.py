@@ -1,8 +1,8 @@
-"""Qwen, Qwen 2, Qwen 3, Phi 3 and InternLM 3: variants of Llama's block.
+"""Qwen of 2023, InternLM 3, SmolLM 3 and EXAONE 3: variants of Llama's block.
 
-Names, shapes and defaults are as in transformers 5.23 (`modeling_qwen2.py`, `modeling_qwen3.py`,
-`modeling_phi3.py`, `modular_internlm3.py` and their `configuration_*.py`). Qwen, which
-is older, is as in the `modeling_qwen.py` that is published with its weights.
+Names, shapes and defaults are as in transformers 5.23 (`modular_internlm3.py`, `modeling_smollm3.py` and
+their `configuration_*.py`). Qwen and EXAONE 3 are as in the `modeling_qwen.py` and `modeling_exaone.py` that
+are published with their weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from zsim.specs.model.families.builders import (
     attention,
     attention_mlp_block,
     embedding,
-    fused_mlp,
     language_model,
     linear,
     residual,
@@ -21,7 +20,6 @@ from zsim.specs.model.families.builders import (
     set_registration,
 )
 from zsim.specs.model.families.llama import (
-    REGISTRATION,
     Shape,
     attention_modules,
     build_unique_blocks,
@@ -78,75 +76,6 @@ def qwen(config: ConfigReader) -> ModelSpec:
     )
 
 
-def qwen2(config: ConfigReader) -> ModelSpec:
-    """Qwen 2 has biases on q, k and v, always. It has a window only with `use_sliding_window`, from
-    `max_window_layers` on.
-    """
-    shape = Shape.read(config)
-
-    def block(window: int | None) -> Block:
-        core = attention_modules(shape, qkv_bias=True, window=window)
-        return pre_norm_block("Qwen2DecoderLayer", shape, core)
-
-    blocks = build_unique_blocks(qwen_windows(config, shape.layers), block)
-    return decoder(config, shape, blocks, max_positions=32768)
-
-
-def qwen3(config: ConfigReader) -> ModelSpec:
-    """Heads of 128 whatever the hidden size, RMSNorm on every query and key head."""
-    shape = Shape.read(config, head_dim=128)
-    has_bias = config.boolean("attention_bias", False)
-
-    def block(window: int | None) -> Block:
-        core = attention_modules(
-            shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="each head", window=window
-        )
-        return pre_norm_block("Qwen3DecoderLayer", shape, core)
-
-    blocks = build_unique_blocks(qwen_windows(config, shape.layers), block)
-    return decoder(config, shape, blocks, max_positions=32768)
-
-
-def qwen_windows(config: ConfigReader, layers: int) -> list[int | None]:
-    """The attention window of each layer, as Qwen's configuration chooses it."""
-    if not config.boolean("use_sliding_window", False):
-        return [None] * layers
-    first = config.integer("max_window_layers", 28, minimum=0)
-    window = config.integer("sliding_window", 4096)
-    return layer_windows(config, layers, window, [index >= first for index in range(layers)])
-
-
-def phi3(config: ConfigReader) -> ModelSpec:
-    """Phi 3 has one projection for q, k and v, and one for gate and up. Dropout is before the adds."""
-    shape = Shape.read(config)
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    window = config.optional_integer("sliding_window")
-    core = [
-        linear("self_attn.qkv_proj", shape.hidden, queries + 2 * keys),
-        attention(
-            "self_attn.core",
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            dropout=shape.dropout,
-            window=window,
-            splits_fused_qkv=True,
-        ),
-        linear("self_attn.o_proj", queries, shape.hidden),
-    ]
-    names = "mlp.gate_up_proj", "mlp.activation_fn", "mlp.down_proj"
-    mlp = fused_mlp(names, shape.hidden, shape.ffn, shape.act)
-    block = pre_norm_block(
-        "Phi3DecoderLayer",
-        shape,
-        core,
-        mlp,
-        dropout=config.fraction("resid_pdrop", 0.0),
-        registration=("self_attn.o_proj", "self_attn.qkv_proj", "mlp.gate_up_proj", *REGISTRATION),
-    )
-    return decoder(config, shape, [block] * shape.layers, max_positions=4096)
-
-
 def internlm3(config: ConfigReader) -> ModelSpec:
     """InternLM 3 has Llama's block with 2 key/value heads of 128.
 
@@ -162,3 +91,80 @@ def internlm3(config: ConfigReader) -> ModelSpec:
     mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=mlp_bias)
     block = pre_norm_block("LlamaDecoderLayer", shape, core, mlp)
     return decoder(config, shape, [block] * shape.layers, max_positions=32768)
+
+
+def rotary_layers(config: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has rotary positions, as `no_rope_layers` says (1: it has).
+
+    Without that key all layers have them but every `no_rope_layer_interval`-th.
+    """
+    listed = config.integers("no_rope_layers")
+    if listed and len(listed) != layers:
+        raise config.error(f"'no_rope_layers' has {len(listed)} numbers; expected {layers}, one per layer")
+    interval = config.integer("no_rope_layer_interval", 4)
+    return [bool(has_rotary) for has_rotary in listed] or [
+        (index + 1) % interval != 0 for index in range(layers)
+    ]
+
+
+def smollm3(config: ConfigReader) -> ModelSpec:
+    """SmolLM 3 has no positions in every fourth layer. It has a window there with `use_sliding_window`."""
+    shape = Shape.read(config, kv_default=4)
+    has_bias = config.boolean("attention_bias", False)
+    rotary = rotary_layers(config, shape.layers)
+    window = config.optional_integer("sliding_window")
+    slides = config.boolean("use_sliding_window", False)
+    local = [slides and window is not None and not has_rotary for has_rotary in rotary]
+    windows = layer_windows(config, shape.layers, window, local)
+    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=config.boolean("mlp_bias", False))
+
+    def block(kind: tuple[int | None, bool]) -> Block:
+        core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=kind[0], rotary=kind[1])
+        return pre_norm_block("SmolLM3DecoderLayer", shape, core, mlp)
+
+    blocks = build_unique_blocks(list(zip(windows, rotary, strict=True)), block)
+    return decoder(config, shape, blocks, max_positions=32768, is_tied=True)
+
+
+def exaone(config: ConfigReader) -> ModelSpec:
+    """EXAONE 3 and 3.5 have Llama's block under names like GPT-Neo's, and an LM head of their own."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads, head_dim = config.integer("num_key_value_heads", heads), config.head_dim(hidden, heads)
+    config.check_kv_heads(heads, kv_heads)
+    ffn, act = config.integer("intermediate_size"), config.string("activation_function", "silu")
+    embedding_dropout, attention_dropout = (
+        config.fraction("embed_dropout", 0.0),
+        config.fraction("attention_dropout", 0.0),
+    )
+    root = "attn.attention"
+    attention_layer = [
+        linear(f"{root}.q_proj", hidden, heads * head_dim),
+        linear(f"{root}.k_proj", hidden, kv_heads * head_dim, shares_input=True),
+        linear(f"{root}.v_proj", hidden, kv_heads * head_dim, shares_input=True),
+        attention(f"{root}.core", heads, kv_heads, head_dim, dropout=attention_dropout),
+        linear(f"{root}.out_proj", heads * head_dim, hidden),
+    ]
+    mlp = [
+        linear("mlp.c_fc_0", hidden, ffn),
+        linear("mlp.c_fc_1", hidden, ffn, shares_input=True),
+        activation("mlp.act", ffn, act, gated=True),
+        linear("mlp.c_proj", ffn, hidden),
+    ]
+    norms = rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)
+    adds = residual("attn.residual", hidden), residual("mlp.residual", hidden)
+    order = (
+        "ln_1", f"{root}.k_proj", f"{root}.v_proj", f"{root}.q_proj", f"{root}.out_proj", "ln_2",
+        "mlp.c_fc_0", "mlp.c_fc_1", "mlp.c_proj",
+    )  # fmt: skip
+    block = set_registration(attention_mlp_block("ExaoneBlock", norms, attention_layer, mlp, adds), *order)
+    words = [embedding("transformer.wte", config.integer("vocab_size"), hidden)]
+    if embedding_dropout:
+        words.append(residual("transformer.drop", hidden, embedding_dropout))
+    return language_model(
+        config,
+        hidden,
+        words,
+        [block] * config.num_blocks("num_layers"),
+        config.integer("max_position_embeddings", 2048),
+        final=[rms_norm("transformer.ln_f", hidden)],
+    )

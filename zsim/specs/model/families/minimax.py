@@ -1,5 +1,5 @@
-"""MiniMax: lightning attention among layers of attention (Text-01, M1), attention alone (M2), attention over
-blocks of keys (M3).
+"""MiniMax: lightning attention among layers of attention (Text-01, M1), attention over blocks of keys
+(M3).
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_minimax.py`, `modeling_minimax_m2.py`,
 `modeling_minimax_m3_vl.py` and their `configuration_*.py`). Text-01's residuals' fixed factors are left out.
@@ -76,23 +76,6 @@ def _lightning(config: ConfigReader, shape: Shape) -> list[Module]:
         activation(f"{root}.gate", width, "sigmoid", gated=True),
         linear(f"{root}.out_proj", width, shape.hidden),
     ]
-
-
-def minimax_m2(config: ConfigReader) -> ModelSpec:
-    """Attention in every layer, with norms over all heads of queries and of keys, and many small experts."""
-    config = config.add_defaults(head_dim=128)
-    shape = Shape.read(config, kv_default=8)
-    rotary = config.optional_integer("rotary_dim")
-    core = [
-        replace_op_fields(module, rotary_width=rotary or 64) if module.role is Role.MIXER else module
-        for module in attention_modules(shape, qk_norm="all heads")
-    ]
-    choice = Router(0, 0, 0, "sigmoid", in_fp32=True, has_choice_bias=True)
-    experts = config.integer("num_local_experts", 256), config.integer("num_experts_per_tok", 8)
-    mlp = routed_mlp(config, shape.hidden, shape.ffn, *experts, choice)
-    order = registration_order(GATE_FIRST)
-    block = pre_norm_block("MiniMaxM2DecoderLayer", shape, core, mlp, registration=order)
-    return decoder(config, shape, [block] * shape.layers, max_positions=196_608)
 
 
 def minimax_m3(config: ConfigReader) -> ModelSpec:

@@ -1,8 +1,7 @@
-"""Qwen 2 and 3 MoE, and parts of other mixtures of experts.
+"""Parts of mixtures of experts.
 
 The routed experts are one module with two stacked weights, as transformers 5.23 registers them
-(`MixtralExperts` and its kin). Names, shapes and defaults are as in its `modeling_qwen2_moe.py`,
-`modeling_qwen3_moe.py`.
+(`MixtralExperts` and its kin). Names, shapes and defaults are as in its `modeling_qwen2_moe.py`.
 """
 
 from __future__ import annotations
@@ -13,16 +12,8 @@ from dataclasses import replace
 from zsim.operations.experts import Experts
 from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.builders import linear
-from zsim.specs.model.families.llama import (
-    REGISTRATION,
-    Shape,
-    attention_modules,
-    decoder,
-    gated_mlp,
-    pre_norm_block,
-)
-from zsim.specs.model.spec import ModelSpec, Module, Parameter
+from zsim.specs.model.families.llama import REGISTRATION
+from zsim.specs.model.spec import Module, Parameter
 
 _SHARED = tuple(
     f"mlp.{name}.{part}"
@@ -31,35 +22,6 @@ _SHARED = tuple(
 )
 GATE_FIRST = ("mlp.gate", "mlp.experts", *_SHARED, "mlp.shared_expert_gate")
 EXPERTS_FIRST = ("mlp.experts", "mlp.gate", *_SHARED)
-
-
-def qwen2_moe(config: ConfigReader) -> ModelSpec:
-    """Qwen 2 MoE has routed experts and a gated shared expert. Some layers are dense."""
-    shape = Shape.read(config)
-    has_bias = config.boolean("qkv_bias", True)
-    width = config.integer("moe_intermediate_size", 1408)
-    shared = config.integer("shared_expert_intermediate_size", 5632)
-    num_experts, top_k = config.integer("num_experts", 60), config.integer("num_experts_per_tok", 4)
-    core = attention_modules(shape, qkv_bias=has_bias)
-    sparse = [
-        *gated_mlp("mlp.shared_expert", shape.hidden, shared, shape.act),
-        *routed_mlp(config, shape.hidden, width, num_experts, top_k),
-        linear("mlp.shared_expert_gate", shape.hidden, 1, shares_input=True),
-    ]
-    return _mixed(config, shape, "Qwen2MoeDecoderLayer", core, sparse, GATE_FIRST)
-
-
-def qwen3_moe(config: ConfigReader) -> ModelSpec:
-    """Qwen 3 MoE has routed experts, and norms on query and key heads. Some layers are dense."""
-    shape = Shape.read(config, kv_default=4)
-    has_bias = config.boolean("attention_bias", False)
-    width = config.integer("moe_intermediate_size", 768)
-    num_experts, top_k = config.integer("num_experts", 128), config.integer("num_experts_per_tok", 8)
-    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="each head")
-    sparse = routed_mlp(config, shape.hidden, width, num_experts, top_k)
-    return _mixed(config, shape, "Qwen3MoeDecoderLayer", core, sparse, EXPERTS_FIRST)
-
-
 _CHOICE = Router(0, 0, 0)  # softmax in fp32 over the scores of a product in the activations' type
 
 
@@ -97,28 +59,6 @@ def routed_mlp(
     router = replace(choice, in_features=hidden, num_experts=num_experts, top_k=top_k)
     experts = f"{gate.rpartition('.')[0]}.experts"
     return [Module(gate, router, tuple(scores)), Module(experts, op_spec, tuple(parameters))]
-
-
-def _mixed(
-    config: ConfigReader,
-    shape: Shape,
-    kind: str,
-    core: Sequence[Module],
-    sparse: Sequence[Module],
-    order: Sequence[str],
-) -> ModelSpec:
-    """The model with `sparse` layers, and with a dense MLP in those of `mlp_only_layers` and off
-    `decoder_sparse_step`.
-    """
-    dense_block = pre_norm_block(kind, shape, core)
-    sparse_block = pre_norm_block(kind, shape, core, sparse, registration=registration_order(order))
-    dense_layers = set(config.integers("mlp_only_layers"))
-    step = config.integer("decoder_sparse_step", 1)
-    blocks = [
-        dense_block if index in dense_layers or (index + 1) % step else sparse_block
-        for index in range(shape.layers)
-    ]
-    return decoder(config, shape, blocks, max_positions=32768)
 
 
 def registration_order(mlp: Sequence[str], attention: Sequence[str] = ()) -> tuple[str, ...]:

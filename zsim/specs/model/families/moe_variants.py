@@ -1,6 +1,6 @@
-"""gpt-oss, OLMoE, Llama 4 and LongCat-Flash: routed experts in other blocks.
+"""gpt-oss, Llama 4 and LongCat-Flash: routed experts in other blocks.
 
-Names, shapes and defaults as in transformers 5.24 (`modeling_gpt_oss.py`, `modeling_olmoe.py`,
+Names, shapes and defaults as in transformers 5.24 (`modeling_gpt_oss.py`,
 `modeling_llama4.py`, `modeling_longcat_flash.py` and their `configuration_*.py`).
 """
 
@@ -31,9 +31,9 @@ from zsim.specs.model.families.llama import (
     layer_windows,
     pre_norm_block,
 )
+from zsim.specs.model.families.llama_variants import rotary_layers
 from zsim.specs.model.families.mixers import rename_modules
 from zsim.specs.model.families.moe import registration_order, routed_mlp
-from zsim.specs.model.families.nope import rotary_layers
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 
 
@@ -78,21 +78,6 @@ def _has_yarn(config: ConfigReader) -> bool:
     if not isinstance(rope, dict):
         return True
     return bool(rope.get("rope_type", rope.get("type", "yarn")) == "yarn")
-
-
-def olmoe(config: ConfigReader) -> ModelSpec:
-    """OLMoE has norms over all heads of queries and of keys. The chosen scores are not normalised."""
-    shape = Shape.read(config)
-    has_bias = config.boolean("attention_bias", False)
-    if config.values.get("clip_qkv") is not None:
-        raise config.error(f"'clip_qkv' is {config.values['clip_qkv']!r}; expected null: zsim prices no clip")
-    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="all heads")
-    num_experts, top_k = config.integer("num_experts", 64), config.integer("num_experts_per_tok", 8)
-    choice = Router(0, 0, 0, normalizes=config.boolean("norm_topk_prob", False))
-    mlp = routed_mlp(config, shape.hidden, shape.ffn, num_experts, top_k, choice)
-    order = registration_order(("mlp.gate", "mlp.experts"))
-    block = pre_norm_block("OlmoeDecoderLayer", shape, core, mlp, registration=order)
-    return decoder(config, shape, [block] * shape.layers, max_positions=4096)
 
 
 def llama4(config: ConfigReader) -> ModelSpec:

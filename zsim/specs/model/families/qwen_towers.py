@@ -34,9 +34,11 @@ from zsim.specs.model.families.tower_parts import (
 )
 from zsim.specs.model.image_rules import ImageRule
 from zsim.specs.model.spec import Block, Linear, Module, Tower
-from zsim.specs.strategy.images import ImageRows
+from zsim.specs.strategy.images import SampleRows
 
 _VISUAL = "model.visual"
+_MERGER = ("norm", "linear_fc1", "act_fn", "linear_fc2")
+_OMNI_MERGER = ("ln_q", "mlp.0", "mlp.1", "mlp.2")  # Qwen2-VL's and Qwen2.5-VL's too
 
 
 def qwen2_vl_tower(config: ConfigReader, width: int) -> Tower:
@@ -55,10 +57,10 @@ def qwen2_5_vl_tower(config: ConfigReader, width: int) -> Tower:
     mlp = gated_mlp("mlp", hidden, inner, config.string("hidden_act", "silu"), bias=True)
     depth, full = config.integer("depth", 32), config.integers("fullatt_block_indexes") or [7, 15, 23, 31]
 
-    def block(rows: ImageRows) -> Block:
+    def block(rows: SampleRows) -> Block:
         return _qwen_block(config, "Qwen2_5_VLVisionBlock", hidden, mlp, norm="rms", rows=rows)
 
-    kinds: list[ImageRows] = ["patches" if index in full else "windows" for index in range(depth)]
+    kinds: list[SampleRows] = ["patches" if index in full else "windows" for index in range(depth)]
     blocks = build_unique_blocks(kinds, block)
     window = config.integer("window_size", 112)
     return _qwen_tower(config, hidden, blocks, width, 14, (3136, 12_845_056), norm="rms", window=window)
@@ -73,7 +75,10 @@ def qwen3_vl_tower(config: ConfigReader, width: int) -> Tower:
     mlp = plain_mlp(("mlp.linear_fc1", "mlp.act_fn", "mlp.linear_fc2"), hidden, inner, act)
     block = _qwen_block(config, "Qwen3VLVisionBlock", hidden, mlp)
     blocks = [block] * config.integer("depth", 27)
-    tower = _qwen_tower(config, hidden, blocks, width, 16, (65_536, 16_777_216))
+    is_omni = config.family.startswith("qwen3_omni")
+    tower = _qwen_tower(
+        config, hidden, blocks, width, 16, (65_536, 16_777_216), names=_OMNI_MERGER if is_omni else _MERGER
+    )
     positions = embedding(f"{_VISUAL}.pos_embed", config.integer("num_position_embeddings", 2304), hidden)
     interpolation = [
         replace(on_rows(positions, "patches"), rows_per_token=4.0),
@@ -82,8 +87,8 @@ def qwen3_vl_tower(config: ConfigReader, width: int) -> Tower:
     merged = hidden * config.integer("spatial_merge_size", 2) ** 2
     deep: list[Module] = []
     for number in range(num_deep_features(config)):
-        root = f"{_VISUAL}.deepstack_merger_list.{number}"
-        deep += [layer_norm(f"{root}.norm", merged), *_merger(root, merged, width)]
+        root = f"{_VISUAL}.{'merger_list' if is_omni else 'deepstack_merger_list'}.{number}"
+        deep += _merger(root, merged, merged, width, _OMNI_MERGER if is_omni else _MERGER)
     after = (*tower.after[:-1], *(on_rows(module, "merged") for module in deep), tower.after[-1])
     return replace(tower, before=(*tower.before, *interpolation), after=after)
 
@@ -107,6 +112,7 @@ def _qwen_tower(
     *,
     norm: str = "layer",
     window: int = 0,
+    names: Sequence[str] = _OMNI_MERGER,
 ) -> Tower:
     """Patches of two frames (an image is taken twice), the blocks, and a merger of squares of patches."""
     patch, merge = config.side("patch_size", patch), config.integer("spatial_merge_size", 2)
@@ -115,13 +121,7 @@ def _qwen_tower(
         raise config.error(f"'{key}' is {stated:,}; expected {width:,}, the language model's hidden size")
     frames, is_qwen3 = config.integer("temporal_patch_size", 2), config.family.startswith("qwen3")
     merged = hidden * merge**2
-    if is_qwen3:
-        merger = [layer_norm(f"{_VISUAL}.merger.norm", hidden), *_merger(f"{_VISUAL}.merger", merged, width)]
-    else:
-        first = rms_norm if norm == "rms" else layer_norm
-        root = f"{_VISUAL}.merger"
-        names = f"{root}.mlp.0", f"{root}.mlp.1", f"{root}.mlp.2"
-        merger = [first(f"{root}.ln_q", hidden), *two_products(names, merged, merged, width)]
+    merger = _merger(f"{_VISUAL}.merger", hidden, merged, width, names, norm=norm)
     return Tower(
         before=(
             patch_embedding(f"{_VISUAL}.patch_embed.proj", (frames, patch, patch), hidden, bias=is_qwen3),
@@ -141,7 +141,7 @@ def _qwen_block(
     mlp: Sequence[Module],
     *,
     norm: str = "layer",
-    rows: ImageRows = "patches",
+    rows: SampleRows = "patches",
     heads: int = 16,
     biases: tuple[bool, bool] = (True, True),
 ) -> Block:
@@ -150,10 +150,17 @@ def _qwen_block(
     """
     heads = config.integer("num_heads", heads)
     first = rms_norm if norm == "rms" else layer_norm
-    core = tower_core("attn.core", heads, hidden, splits_fused_qkv=True)
+    groups = config.integer("num_key_value_heads", 8) if config.family == "exaone4_5" else heads
+    config.check_kv_heads(heads, groups)
+    products = [linear("attn.qkv", hidden, hidden + 2 * groups * (hidden // heads), bias=biases[0])]
+    if config.family.startswith("qwen2_5_omni"):
+        products = [
+            linear(f"attn.{name}", hidden, hidden, bias=biases[0], shares_input=name != "q") for name in "qkv"
+        ]
+    core = tower_core("attn.core", heads, hidden, groups=groups, splits_fused_qkv=len(products) == 1)
     modules = [
         first("norm1", hidden),
-        linear("attn.qkv", hidden, 3 * hidden, bias=biases[0]),
+        *products,
         core,
         linear("attn.proj", hidden, hidden, bias=biases[1]),
         residual("attn.residual", hidden),
@@ -161,15 +168,17 @@ def _qwen_block(
         *mlp,
         residual("mlp.residual", hidden),
     ]
-    names = (module.name for module in mlp if module.parameters)
-    return set_registration(
-        tower_block(kind, modules, rows), "norm1", "norm2", "attn.qkv", "attn.proj", *names
-    )
+    names = (*(module.name for module in products), "attn.proj", *(m.name for m in mlp if m.parameters))
+    return set_registration(tower_block(kind, modules, rows), "norm1", "norm2", *names)
 
 
-def _merger(root: str, merged: int, width: int) -> list[Module]:
-    names = f"{root}.linear_fc1", f"{root}.act_fn", f"{root}.linear_fc2"
-    return two_products(names, merged, merged, width)
+def _merger(
+    root: str, normed: int, merged: int, width: int, names: Sequence[str], *, norm: str = "layer"
+) -> list[Module]:
+    """A norm of `normed` features and two products, with these `names`."""
+    first = rms_norm if norm == "rms" else layer_norm
+    full = [f"{root}.{name}" for name in names]
+    return [first(full[0], normed), *two_products((full[1], full[2], full[3]), merged, merged, width)]
 
 
 def glm4v_tower(config: ConfigReader, width: int) -> Tower:

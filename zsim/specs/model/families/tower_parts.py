@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from zsim.operations.image_features import ImageFeatures
 from zsim.operations.operation import Parameter
@@ -23,21 +24,23 @@ from zsim.specs.model.families.builders import (
     set_registration,
 )
 from zsim.specs.model.spec import Block, Linear, Module
-from zsim.specs.strategy.images import ImageRows
+from zsim.specs.strategy.images import SampleRows
 
 _CHANNELS = 3
 
 
-def on_rows(module: Module, rows: ImageRows) -> Module:
+def on_rows(module: Module, rows: SampleRows) -> Module:
     """The module on rows of images, in 16 bits."""
-    return replace(module, op_spec=module.op_spec.keep_in_bf16(), image_rows=rows)
+    return replace(module, op_spec=module.op_spec.keep_in_bf16(), sample_rows=rows)
 
 
-def tower_block(kind: str, modules: Sequence[Module], rows: ImageRows) -> Block:
-    """A block whose attention sees `rows` that see each other."""
+def tower_block(
+    kind: str, modules: Sequence[Module], rows: SampleRows, others: SampleRows = "patches"
+) -> Block:
+    """A block whose attention sees `rows` that see each other, and whose `others` see all rows."""
     return Block(
         kind,
-        tuple(on_rows(module, rows if module.name.endswith(".core") else "patches") for module in modules),
+        tuple(on_rows(module, rows if module.name.endswith(".core") else others) for module in modules),
     )
 
 
@@ -68,26 +71,36 @@ def clip_block(
     *,
     heads: int,
     rotary: bool = False,
-    norms_first: bool = False,
+    norms: tuple[str, str] = ("layer_norm1", "layer_norm2"),
+    registers_norms: Literal["behind", "before", "last"] = "behind",
+    products: Sequence[str] = ("k_proj", "v_proj", "q_proj", "out_proj"),
+    scales: Sequence[str] = (),
 ) -> Block:
-    """CLIP's block: norms before attention and a plain MLP, with biases everywhere. SigLIP registers its
-    norms before what reads them.
+    """CLIP's block: norms before attention and a plain MLP, with biases everywhere.
+
+    `products` are those of attention as they are registered, the output's last. Norms are registered behind
+    what reads them, before it, or last. With `scales` branches are multiplied by vectors of these names.
     """
+    branches = [[learned_scale(name, hidden)] for name in scales] or [[], []]
     modules = [
-        layer_norm("layer_norm1", hidden),
+        layer_norm(norms[0], hidden),
         *separate_qkv("self_attn", hidden, bias=True),
         tower_core("self_attn.core", config.integer("num_attention_heads", heads), hidden, rotary=rotary),
-        linear("self_attn.out_proj", hidden, hidden, bias=True),
+        linear(f"self_attn.{products[-1]}", hidden, hidden, bias=True),
+        *branches[0],
         residual("self_attn.residual", hidden),
-        layer_norm("layer_norm2", hidden),
+        layer_norm(norms[1], hidden),
         *plain_mlp(("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), hidden, inner, act),
+        *branches[1],
         residual("mlp.residual", hidden),
     ]
-    attention = tuple(f"self_attn.{name}_proj" for name in ("k", "v", "q", "out"))
-    order = (*attention, "layer_norm1", "mlp.fc1", "mlp.fc2", "layer_norm2")
-    if norms_first:
-        order = ("layer_norm1", *attention, "layer_norm2", "mlp.fc1", "mlp.fc2")
-    return set_registration(tower_block(kind, modules, "patches"), *order)
+    attention, mlp = [f"self_attn.{name}" for name in products], ["mlp.fc1", "mlp.fc2"]
+    orders = {
+        "behind": (*attention, norms[0], *mlp, norms[1]),
+        "before": (norms[0], *attention, norms[1], *mlp),
+        "last": (*attention, *mlp, *norms),
+    }
+    return set_registration(tower_block(kind, modules, "patches"), *scales, *orders[registers_norms])
 
 
 def patch_embedding(

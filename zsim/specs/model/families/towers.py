@@ -63,7 +63,7 @@ def siglip_tower(config: ConfigReader, width: int) -> Tower:
         )
     root, act = f"{_VISION}.embeddings", config.string("hidden_act", "gelu_pytorch_tanh")
     inner = config.integer("intermediate_size", 3072)
-    block = clip_block(config, "SiglipEncoderLayer", hidden, inner, act, heads=12, norms_first=True)
+    block = clip_block(config, "SiglipEncoderLayer", hidden, inner, act, heads=12, registers_norms="before")
     weight = Parameter("mm_input_projection_weight", (hidden, width))
     projector = [
         rms_norm(f"model.{_PROJECTOR}.mm_soft_emb_norm", hidden, kind="gemma_rms"),
@@ -160,23 +160,12 @@ def internvit_tower(config: ConfigReader, width: int) -> Tower:
 
 def llama4_tower(config: ConfigReader, width: int) -> Tower:
     """Llama 4's: tiles of 336 x 336 pixels with a class token, and an adapter before the projector."""
-    hidden, heads = config.integer("hidden_size", 768), config.integer("num_attention_heads", 16)
+    hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 5632)
     patch, side = config.integer("patch_size", 14), config.integer("image_size", 448)
-    inner = config.integer("intermediate_size", 5632)
-    modules = [
-        layer_norm("input_layernorm", hidden),
-        *separate_qkv("self_attn", hidden, bias=True),
-        tower_core("self_attn.core", heads, hidden),
-        linear("self_attn.o_proj", hidden, hidden, bias=True),
-        residual("self_attn.residual", hidden),
-        layer_norm("post_attention_layernorm", hidden),
-        *plain_mlp(("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), hidden, inner, "gelu"),
-        residual("mlp.residual", hidden),
-    ]
-    block = set_registration(
-        tower_block("Llama4VisionEncoderLayer", modules, "patches"),
-        *(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.fc1", "mlp.fc2", "input_layernorm",
-        "post_attention_layernorm",
+    block = clip_block(
+        config, "Llama4VisionEncoderLayer", hidden, inner, "gelu", heads=16, rotary=True,
+        norms=("input_layernorm", "post_attention_layernorm"), registers_norms="last",
+        products=("q_proj", "k_proj", "v_proj", "o_proj"),
     )  # fmt: skip
     root, rows = "vision_model", (side // patch) ** 2 + 1
     embeddings = Module(
@@ -452,34 +441,19 @@ def step3p7_tower(config: ConfigReader, width: int) -> Tower:
     """
     names = {"hidden_size": ("width",), "num_hidden_layers": ("layers",), "num_attention_heads": ("heads",)}
     config = replace(config, aliases=names)
-    hidden, heads = config.integer("hidden_size", 1536), config.integer("num_attention_heads", 16)
+    hidden = config.integer("hidden_size", 1536)
     inner = int(hidden * config.number("mlp_ratio", 8960 / 1536))
     patch, side = config.integer("patch_size", 14), config.integer("image_size", 728)
-    modules = [
-        layer_norm("layernorm_before", hidden),
-        *separate_qkv("self_attn", hidden, bias=True),
-        tower_core("self_attn.core", heads, hidden),
-        linear("self_attn.out_proj", hidden, hidden, bias=True),
-        learned_scale("lambda_1", hidden),
-        residual("self_attn.residual", hidden),
-        layer_norm("layernorm_after", hidden),
-        *plain_mlp(
-            ("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), hidden, inner,
-            config.string("hidden_act", "quick_gelu"),
-        ),
-        learned_scale("lambda_2", hidden),
-        residual("mlp.residual", hidden),
-    ]  # fmt: skip
-    block = set_registration(
-        tower_block("Step3p7VisionEncoderLayer", modules, "patches"),
-        "lambda_1", "lambda_2", *(f"self_attn.{name}_proj" for name in ("k", "v", "q", "out")),
-        "mlp.fc1", "mlp.fc2", "layernorm_before", "layernorm_after",
+    block = clip_block(
+        config, "Step3p7VisionEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"),
+        heads=16, rotary=True, norms=("layernorm_before", "layernorm_after"), registers_norms="last",
+        scales=("lambda_1", "lambda_2"),
     )  # fmt: skip
     root = "model.vision_model"
     downsamplers = [
         Module(
             f"{root}.downsampler{number}",
-            Linear(9 * features, 2 * features),
+            Linear(9 * features, 2 * features, overlap=9 / 4),
             (Parameter("weight", (2 * features, features, 3, 3)), Parameter("bias", (2 * features,))),
             rows_per_token=0.25**number,
         )
