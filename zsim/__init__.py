@@ -17,7 +17,8 @@ from zsim.version import __version__
 
 if TYPE_CHECKING:
     from zsim.api import Result, make_plan
-    from zsim.comparison.compare import Comparison, compare
+    from zsim.comparison.compare import compare
+    from zsim.comparison.comparison import Comparison
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.pool import simulate_flows
@@ -60,7 +61,7 @@ _MODULE_OF = {
     "make_plan": "zsim.api",
     "simulate": "zsim.study.advice",
     "max_min_fair_rates": "zsim.cost.sharing",
-    "Comparison": "zsim.comparison.compare",
+    "Comparison": "zsim.comparison.comparison",
     "compare": "zsim.comparison.compare",
     "InputError": "zsim.errors",
     "NotSimulatedError": "zsim.errors",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from zsim.comparison.compare import Comparison
+    from zsim.comparison.comparison import Comparison
     from zsim.comparison.verdict import Tolerances
     from zsim.study.check.baseline import Baseline
     from zsim.study.check.rows import CheckRow
