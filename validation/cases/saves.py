@@ -45,7 +45,7 @@ def files_rows(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[Ch
     """A row per configuration: the tensors' bytes in every file."""
     for configuration, entry in content["configurations"].items():
         saved = recorded_saved(recorded_job(entry, content["models"], "dgx-h100"), entry)
-        mine = {file.name: file.tensors for file in saved.loaded_files}
+        mine = {file.name: file.tensors for file in saved.converted or saved.files}
         there = {file: size for file, (_, size) in entry["files"].items()}
         wrong = sorted(file for file in {*mine, *there} if mine.get(file) != there.get(file))
         text = "; ".join(

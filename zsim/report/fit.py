@@ -87,17 +87,6 @@ def allocated_bytes(report: Report) -> int:
     return peak.total - peak.at_total.get("framework", 0)
 
 
-def memory_figures(report: Report) -> dict[str, int]:
-    """The fullest GPU's peak bytes by the figure that people publish: "allocated" and "reserved" of torch,
-    and "device", which nvidia-smi shows. Where torch's allocator was not simulated it reserves what it
-    allocates.
-    """
-    allocated, memory = allocated_bytes(report), reserved_memory(report)
-    reserved = allocated if memory is None else max(allocated, memory.torch_bytes)
-    outside = report.peaks["gpu"].at_total.get("framework", 0)
-    return {"allocated": allocated, "reserved": reserved, "device": reserved + outside}
-
-
 @dataclass(frozen=True, slots=True)
 class ReservedMemory:
     """Memory of the fullest GPU, by its holders."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-
-COLUMNS = ("file", "rank", "parameters_bytes", "optimizer_states_bytes", "overhead_bytes", "bytes")
 
 
 class SavedFile(NamedTuple):
@@ -103,20 +100,6 @@ class SavedFiles:
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
 
-    @property
-    def loaded_files(self) -> tuple[SavedFile, ...]:
-        """The files that a load reads: those that the save is converted to, where it is."""
-        return self.converted or self.files
-
-    @cached_property
-    def categories(self) -> dict[str, int]:
-        """Bytes by category."""
-        return {
-            "parameters": sum(file.parameters for file in self.files),
-            "optimizer_states": sum(file.optimizer_states for file in self.files),
-            "overhead": sum(file.overhead for file in self.files),
-        }
-
     def written_bytes(self) -> Ints:
         """Bytes per rank."""
         return self._sum_per_rank([file.bytes for file in self.files])
@@ -141,13 +124,6 @@ class SavedFiles:
         sums = np.zeros(len(self.staged), dtype=np.int64)
         np.add.at(sums, [file.rank for file in self.files], amounts)
         return sums
-
-    def rows(self) -> list[tuple[str | int, ...]]:
-        """`checkpoint_files.csv`: a row per file, under `COLUMNS`."""
-        return [
-            (file.name, file.rank, file.parameters, file.optimizer_states, file.overhead, file.bytes)
-            for file in self.files
-        ]
 
 
 # -- Files that torch.save writes: the archive of one tensor to the byte, those of dictionaries about ------

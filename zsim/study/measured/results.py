@@ -5,41 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any
 
 from zsim.validated.validation import Validation
 from zsim.validated.verdict import Verdict
 
 
-class Scored(Protocol):
-    """The attributes of a row that enter the statistics."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def relative_error(self) -> float | None: ...
-    @property
-    def memory_relative_error(self) -> float | None: ...
-    @property
-    def memory_errors(self) -> dict[str, float]: ...
-    @property
-    def is_within_range(self) -> bool | None: ...
-    @property
-    def measured_fits(self) -> bool | None: ...
-    @property
-    def predicted_fits(self) -> bool | None: ...
-
-
-def summarise(rows: Sequence[Scored]) -> dict[str, Any]:
+def summarise(rows: Sequence[RowResult]) -> dict[str, Any]:
     """The figures of all rows, and of each source in alphabetical order."""
     sources = sorted({row.source for row in rows})
     by_source = {name: _figures([row for row in rows if row.source == name]) for name in sources}
     return _figures(rows) | {"by_source": by_source, "mean_of_sources": mean_of_sources(rows)}
 
 
-def mean_of_sources(rows: Sequence[Scored]) -> dict[str, float | None]:
+def mean_of_sources(rows: Sequence[RowResult]) -> dict[str, float | None]:
     """The means over sources of each source's own mean, median and bias. All sources have the same weight,
     however many rows they have.
     """
@@ -55,7 +34,7 @@ def mean_of_sources(rows: Sequence[Scored]) -> dict[str, float | None]:
     }
 
 
-def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
+def _figures(rows: Sequence[RowResult]) -> dict[str, Any]:
     times = [row.relative_error for row in rows if row.relative_error is not None]
     memory = [row.memory_relative_error for row in rows if row.memory_relative_error is not None]
     by_kind: dict[str, list[float]] = {}
