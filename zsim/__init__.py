@@ -35,13 +35,13 @@ if TYPE_CHECKING:
         Trainer,
         Training,
     )
-    from zsim.study.advice import simulate
     from zsim.study.memory import MemoryResult, MemoryVariants, memory
     from zsim.study.needs import NeedsResult, needs
     from zsim.study.rent.rent import RentResult, rent
     from zsim.study.replay.replay import Replay, replay
     from zsim.study.scaling.result import ScalingResult
     from zsim.study.scaling.scaling import scaling
+    from zsim.study.search import simulate
     from zsim.study.sensitivity.result import SensitivityResult, sensitivity
     from zsim.study.sweep.sweep import SweepResult, sweep
     from zsim.study.topologies.result import (
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "Result": "zsim.api",
     "make_plan": "zsim.api",
-    "simulate": "zsim.study.advice",
+    "simulate": "zsim.study.search",
     "max_min_fair_rates": "zsim.cost.sharing",
     "Comparison": "zsim.comparison.comparison",
     "compare": "zsim.comparison.compare",

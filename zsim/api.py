@@ -120,7 +120,7 @@ def simulate(
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same, with `report.fits` False.
-    zsim.study.advice finds changes that would make it fit.
+    zsim.study.search finds changes that would make it fit.
     """
     start_seconds = time.perf_counter()
     simulator = simulator or Simulator()

@@ -11,7 +11,7 @@ from zsim.errors import InputError
 from zsim.study.check.check import run_check
 from zsim.study.check.targets import find_targets
 from zsim.study.measured.experiment_table import predict_run, read_experiment_runs, write_run_experiments
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 
 KEYS = "row_id,model,cluster,gpus,training.sequence_length,training.compile,strategy.kind"
 ROW = "a,gpt2,dgx-h100,8,512,true,ddp"

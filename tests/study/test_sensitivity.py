@@ -20,13 +20,6 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
-from zsim.study.sensitivity.requirements import (
-    Requirement,
-    excluded_resources,
-    memory_to_fit,
-    parse_target,
-    requirements,
-)
 from zsim.study.sensitivity.result import (
     SensitivityResult,
     sensitivity,
@@ -35,9 +28,14 @@ from zsim.study.sensitivity.result import (
 )
 from zsim.study.sensitivity.sensitivity import (
     HARDWARE,
+    Requirement,
     SensitivityBar,
     Variation,
+    excluded_resources,
     hardware_variations,
+    memory_to_fit,
+    parse_target,
+    requirements,
     software_numbers,
 )
 

@@ -26,7 +26,7 @@ from zsim.plan.ops import Plan
 from zsim.report.report import Report
 from zsim.report.views.meanings import MEMORY
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.check.rows import CheckRow, Outcome, row_of_metric
+from zsim.study.check.baseline import CheckRow, Outcome, row_of_metric
 from zsim.study.check.targets import kind_of
 from zsim.trace.readers.content import Content
 from zsim.trace.readers.read import read_trace

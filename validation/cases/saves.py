@@ -21,7 +21,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.check.rows import CheckRow, Outcome, row_of_metric
+from zsim.study.check.baseline import CheckRow, Outcome, row_of_metric
 
 CPU_CLUSTER = "cpu-gloo"
 BLOCKING = 0.30

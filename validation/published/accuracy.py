@@ -41,7 +41,7 @@ from zsim.study.measured.error_summary import (
     summary_cells,
     table_lines,
 )
-from zsim.study.measured.results import CheckResult, RowResult, error_figures, summarise
+from zsim.study.measured.prediction import CheckResult, RowResult, error_figures, summarise
 from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, read_validated
 from zsim.version import __version__
 

@@ -31,7 +31,7 @@ from zsim.errors import InputError, ZsimError
 from zsim.report.fit import allocated_bytes, reserved_memory
 from zsim.report.report import Report
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.measured.results import error_figures
+from zsim.study.measured.prediction import error_figures
 from zsim.validated.features import Features
 from zsim.validated.runs import Settings, ValidatedRun, read_validated
 

@@ -31,7 +31,7 @@ from zsim.api import simulate
 from zsim.errors import ZsimError
 from zsim.report.report import Report
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 from zsim.validated.memory import (
     LEAST_LOAD,
     RAN,

@@ -76,9 +76,8 @@ def check(
     and outcomes, which may be empty: step_seconds, tokens_per_second_per_gpu, gpu_bytes, fits.
     """
     from zsim.comparison.verdict import Tolerances
-    from zsim.study.check.check import COUNTED, run_check
+    from zsim.study.check.check import COUNTED, junit_xml, report_lines, run_check
     from zsim.study.check.targets import checkout
-    from zsim.study.check.text import junit_xml, report_lines
     from zsim.study.measured.error_summary import error_summaries, overall_error_summary, table_lines
     from zsim.study.progress import Counts
 

@@ -86,8 +86,8 @@ def trust(
     interval is as wide as it is, what the step rests on, and what to measure to know it better.
     """
     from zsim.report.trust.trust import trust_of
-    from zsim.study.advice import simulate
     from zsim.study.anchoring import anchor_step
+    from zsim.study.search import simulate
 
     if at and measured is None:
         raise InputError(f"--at {at[0]}: expected --measured SECONDS beside it, the step measured there")
@@ -127,7 +127,7 @@ def _run(
     `lengths` are the keys of the run's length that options gave.
     """
     from zsim.report.views.text.report import brief_lines, print_report
-    from zsim.study.advice import simulate
+    from zsim.study.search import simulate
 
     experiment = options.load()
     if experiment.rl is not None:

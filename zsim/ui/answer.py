@@ -22,7 +22,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import ExportedFiles, export_files
-from zsim.study.advice import advice
+from zsim.study.search import advice
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved_values
 from zsim.ui.prediction import Prediction, check_size

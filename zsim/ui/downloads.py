@@ -66,7 +66,7 @@ def file_content(experiment: Experiment, name: str) -> bytes:
 
 
 def _step_file(experiment: Experiment, name: str) -> bytes:
-    from zsim.study.advice import simulate
+    from zsim.study.search import simulate
 
     result = simulate(experiment)
     if name == JSON_FILE:

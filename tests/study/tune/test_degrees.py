@@ -17,9 +17,9 @@ from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, sched
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, explain
 from zsim.study.tune.framework import tuning_of
+from zsim.study.tune.goals import simulate_start
 from zsim.study.tune.result import TuneResult, tuning_files
 from zsim.study.tune.settings import base_of, value_of
-from zsim.study.tune.verify import simulate_start
 
 Tiny = Callable[..., zsim.Experiment]
 MEGATRON = {"kind": "megatron", "distributed_optimizer": True}

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from zsim.report.views.result import Column
 from zsim.report.views.text.plain import markdown, named_columns, paragraph, table
-from zsim.study.check.baseline import Baseline
-from zsim.study.check.rows import CheckRow, Outcome
-from zsim.study.measured.results import CheckResult, RowResult, summarise
+from zsim.study.check.baseline import Baseline, CheckRow, Outcome
+from zsim.study.measured.prediction import CheckResult, RowResult, summarise
 
 # Half a percentage point: less than the change of medians between releases of the measured software.
 MARGIN = 0.005

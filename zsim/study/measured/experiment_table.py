@@ -30,8 +30,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
 from zsim.study.experiment_source import parse_setting
-from zsim.study.measured.prediction import predict_job
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult, predict_job
 
 ROW_ID = "row_id"
 SOURCE = "source"

@@ -22,8 +22,14 @@ from zsim.specs.prices import PRICES, PriceList, read_prices
 from zsim.specs.strategy.choices import default_kind, values_of
 from zsim.study.experiment_source import ExperimentSource, experiment_of, plain_table
 from zsim.study.progress import Counts
-from zsim.study.rent.question import Offer, RentQuestion, method_changes, rent_question
-from zsim.study.rent.search import ClusterQuestion, ClusterSearch
+from zsim.study.rent.search import (
+    ClusterQuestion,
+    ClusterSearch,
+    Offer,
+    RentQuestion,
+    method_changes,
+    rent_question,
+)
 from zsim.study.tune.evaluate import Evaluator
 from zsim.units import format_amount, format_gpus, format_tokens
 

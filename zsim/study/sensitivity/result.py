@@ -32,13 +32,6 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.rollouts import drop_rollout
-from zsim.study.sensitivity.requirements import (
-    Requirement,
-    check_resources,
-    excluded_resources,
-    parse_target,
-    requirements,
-)
 from zsim.study.sensitivity.runs import (
     RunSensitivity,
     run_bar_dict,
@@ -48,8 +41,13 @@ from zsim.study.sensitivity.runs import (
 )
 from zsim.study.sensitivity.sensitivity import (
     SPREAD,
+    Requirement,
     SensitivityBar,
+    check_resources,
+    excluded_resources,
     hardware_variations,
+    parse_target,
+    requirements,
     rollout_variations,
     software_variations,
 )

@@ -27,8 +27,14 @@ from zsim.study.topologies.figures import (
     cluster_figure,
     loads_figure,
 )
-from zsim.study.topologies.text import bench_lines, comparison_lines
-from zsim.study.topologies.topologies import SCALES, TopologyComparison, compare_cluster, describe_topology
+from zsim.study.topologies.topologies import (
+    SCALES,
+    TopologyComparison,
+    bench_lines,
+    compare_cluster,
+    comparison_lines,
+    describe_topology,
+)
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -74,7 +80,7 @@ def animation_page(animation: Animation, title: str) -> str:
 
 def comparison_page(rows: Sequence[TopologyComparison]) -> str:
     """A page that compares one experiment on several clusters."""
-    from zsim.study.topologies.text import CLUSTER, FABRIC, ROUTING, STEP, tie_sentences
+    from zsim.study.topologies.topologies import CLUSTER, FABRIC, ROUTING, STEP, tie_sentences
 
     labels = rows[0].report.labels
     best = min(rows, key=lambda row: row.report.step_seconds)
