@@ -25,7 +25,7 @@ from zsim.trace.trace import Trace
 from zsim.validated.verdict import verdict_content
 
 if TYPE_CHECKING:
-    from zsim.report.trust.trust import Trust
+    from zsim.report.trust import Trust
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -95,7 +95,7 @@ class Result(Displayable):
     @property
     def trust(self) -> Trust:
         """Should I believe this? The nearest validated runs, and what the step rests on."""
-        from zsim.report.trust.trust import trust_of
+        from zsim.report.trust import trust_of
 
         return trust_of(self.report)
 

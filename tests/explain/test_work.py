@@ -16,9 +16,8 @@ from zsim.cost.flops import model_flops_per_token
 from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
+from zsim.explain.job import model_size, step_work
 from zsim.explain.report_of import report_of
-from zsim.explain.resolved import model_size
-from zsim.explain.work import step_work
 from zsim.report.job_features import strategy_name
 from zsim.report.report import Report
 from zsim.report.views.html.report import tiles

@@ -15,9 +15,8 @@ from rich.console import Console
 import zsim
 from zsim.errors import InputError
 from zsim.report.limiting_sentence import limiting_sentence, overlap_doubt_sentence
-from zsim.report.report import Report
+from zsim.report.report import Report, StepWork
 from zsim.report.settings import plain, sections
-from zsim.report.step_work import StepWork
 from zsim.report.traffic import TrafficRow
 from zsim.report.views.text.report import brief_lines, print_report, report_lines
 from zsim.specs.experiment.load import build_experiment

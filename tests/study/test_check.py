@@ -28,7 +28,7 @@ from zsim.study.check.baseline import CheckRow, pinned_content, pinned_rows, ste
 from zsim.study.check.check import CheckReport, report_lines, run_check, sample
 from zsim.study.check.targets import find_targets
 from zsim.study.measured.prediction import CheckResult, RowResult
-from zsim.trace.chrome.write import write_chrome_trace
+from zsim.trace.chrome import write_chrome_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 JOB = """

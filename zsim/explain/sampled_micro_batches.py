@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
-from zsim.explain.gpu_types import traced_step_of
-from zsim.explain.pipeline import pipeline_of
+from zsim.explain.pipeline import pipeline_of, traced_step_of
 from zsim.explain.variants import HostRange, Variants, offload_range, step_variants
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.tensors import bytes_at_peak, plan_peaks
@@ -19,7 +18,7 @@ from zsim.report.breakdown import Breakdown, weighted_sums
 from zsim.report.irregular import RankRow
 from zsim.report.memory import over_limit
 from zsim.report.offload import TierRow
-from zsim.report.pipeline.section import PipelineSection
+from zsim.report.pipeline import PipelineSection
 from zsim.report.report import Report, TracedStep
 from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_seconds
 

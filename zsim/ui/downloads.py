@@ -14,8 +14,8 @@ from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.topologies.figures import NUM_FRAMES, animate_step, cluster_figure, loads_figure
+from zsim.ui.answer import Predictions, setting_token
 from zsim.ui.form import Form
-from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import CSV_FILE, JSON_FILE, STEP_FILES, TRACE_FILE, run_safely
 
@@ -79,7 +79,7 @@ def _step_file(experiment: Experiment, name: str) -> bytes:
         writer.writerows(rows)
         return table.getvalue().encode()
     if name == TRACE_FILE:
-        from zsim.trace.chrome.write import write_chrome_trace
+        from zsim.trace.chrome import write_chrome_trace
 
         with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
             path = Path(folder) / name

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
-from zsim.explain.work import step_work
+from zsim.explain.job import step_work
 from zsim.files import make_folder, write_atomically
 from zsim.reading import read_bytes
 from zsim.specs.cluster.files import check_hardware_key

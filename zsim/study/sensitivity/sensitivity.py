@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, did_you_mean
-from zsim.explain.work import step_work
+from zsim.explain.job import step_work
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes, usable_bytes
 from zsim.specs.cluster.cluster import Cluster

@@ -28,10 +28,9 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.scaling.result import Mode, efficiency, sentences, throughput
 from zsim.study.scaling.scaling import run_scaling
-from zsim.ui.answer import Answer, answer, remedy_settings
+from zsim.ui.answer import Answer, Prediction, Predictions, answer, remedy_settings, setting_token
 from zsim.ui.downloads import animation_content, animation_data, file_content
 from zsim.ui.form import DisplayedValues, Form
-from zsim.ui.prediction import Prediction, Predictions, setting_token
 from zsim.ui.recordings import Recordings
 from zsim.ui.uploads import apply_text
 from zsim.ui.whole_run import Tile, run_figures, run_of, run_sentences, run_tiles

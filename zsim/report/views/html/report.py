@@ -11,7 +11,7 @@ from zsim.report.fit import fit_of, format_torch_memory, moment_notes
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.settings import sections
-from zsim.report.trust.trust import MEASURE, TITLE, errors_figure, near_table, trust_of
+from zsim.report.trust import MEASURE, TITLE, errors_figure, near_table, trust_of
 from zsim.report.views.html import figures
 from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.figure import Figure
