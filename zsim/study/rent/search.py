@@ -110,39 +110,28 @@ def usual_batch(tokens: float, sequence_length: int) -> int:
 
 
 def rent_question(
-    experiment: Experiment,
-    length: CostTable,
-    kinds: Sequence[str] = (),
-    *,
-    batch: int | None = None,
-    is_batch_usual: bool = False,
-    max_hours: float = 720.0,
-    max_money: float | None = None,
-    max_gpus: int = 1024,
+    experiment: Experiment, length: CostTable, kinds: Sequence[str], batch: int | None, *, is_usual: bool
 ) -> RentQuestion:
-    """The question on an experiment's training, whose cluster does not count.
+    """The question on an experiment's training, whose cluster does not count, with the usual limits.
 
-    `kinds` are by default the experiment's own. `batch` is by default its global batch, or with
-    `is_batch_usual` that of `usual_batch`. Raises InputError for a run without a length, limits that are not
-    positive, and experiments of reinforcement learning.
+    Without `kinds` the strategy is the experiment's own. Without a `batch` it is the experiment's global
+    batch, or with `is_usual` that of `usual_batch`. Raises InputError for a run without a length, and for
+    experiments of reinforcement learning.
     """
     if experiment.rl is not None:
         raise InputError("rent: found [rl], whose steps are not searched; expected a training")
     if length.tokens is None and length.samples is None:
         raise InputError("rent: how long is the run? expected --tokens N (20M, 1T) or --samples N")
-    for name, limit in (("--max-hours", max_hours), ("--max-money", max_money)):
-        if limit is not None and not limit > 0:
-            raise InputError(f"{name} {limit:g}: expected more than 0")
     start = base_of(experiment)
-    split, sequence_length = start.job.parallelism, start.job.training.sequence_length
+    sequence_length = start.job.training.sequence_length
     tokens = length.run_tokens(sequence_length)
     assert tokens is not None, "it has a length"
-    usual = usual_batch(tokens, sequence_length) if is_batch_usual else start.batch_sequences
+    usual = usual_batch(tokens, sequence_length) if is_usual else start.batch_sequences
     data = {key: value for key, value in start.data.items() if key not in _CLUSTER_KEYS}
     training = {key: value for key, value in data.get("training", {}).items() if key != "global_batch_size"}
     return RentQuestion(
         {**data, "training": training}, tuple(kinds) or (start.kind,), batch or usual, length,
-        split.model_ranks, max_hours, max_money, max_gpus,
+        start.job.parallelism.model_ranks,
     )  # fmt: skip
 
 
