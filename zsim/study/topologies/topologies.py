@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from typing import Any
 
@@ -48,14 +48,6 @@ class MeshOrder:
     step_seconds: float
     is_given: bool
     """Whether it is the order of the experiment."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "order": self.order,
-            "nodes": dict(self.nodes),
-            "step_seconds": self.step_seconds,
-            "is_given": self.is_given,
-        }
 
 
 def compare_orders(experiment: Experiment, job: Job, step_seconds: float) -> tuple[MeshOrder, ...]:
@@ -159,20 +151,13 @@ class TopologyComparison:
             "fits": report.fits,
             **verdict_content(report.verdict),
             "breakdown_seconds": dict(report.breakdown.seconds),
-            "tiers": [
-                {
-                    "tier": tier.tier,
-                    "bytes_per_gpu": tier.bytes_per_gpu,
-                    "utilisation_fraction": tier.utilisation_fraction,
-                }
-                for tier in self.tiers
-            ],
+            "tiers": [asdict(tier) for tier in self.tiers],
             "lines": [
                 {"between": [*line.ends], "tier": line.tier, "busiest_link_fraction": load}
                 for line, load in zip(self.drawing.lines, self.line_loads, strict=True)
             ],
             "routing": self.routing.to_dict(),
-            "orders": [order.to_dict() for order in self.orders],
+            "orders": [asdict(order) for order in self.orders],
             "fabric": self.facts,
             "scaling_seconds": {str(gpus): seconds for gpus, seconds in self.scaling.items()},
         }
