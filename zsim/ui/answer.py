@@ -126,24 +126,19 @@ class Predictions:
             while len(self.steps) > _MAX_STEPS:
                 self.steps.pop(next(iter(self.steps)))
 
-    def get_step(
-        self, token: str, form: Form, field_values: Mapping[str, Any], other_settings: str
-    ) -> SimulatedStep:
+    def get_step(self, form: Form, field_values: Mapping[str, Any], other_settings: str) -> SimulatedStep:
         """The simulated step of a setting. Raises as `get_prediction` does."""
-        step = self.steps.get(token)
+        step = self.steps.get(setting_token(field_values, other_settings))
         return simulate_step(_job(form, field_values, other_settings)) if step is None else step
 
-    def get_prediction(
-        self, token: str, form: Form, field_values: Mapping[str, Any], other_settings: str
-    ) -> Prediction:
+    def get_prediction(self, form: Form, field_values: Mapping[str, Any], other_settings: str) -> Prediction:
         """The outcome of a setting. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
-        prediction = self.predictions.get(token)
-        if prediction is None:
+        token = setting_token(field_values, other_settings)
+        if token not in self.predictions:
             step = simulate_step(_job(form, field_values, other_settings))
             variants = full_variants(step, has_range=False)
-            prediction = Prediction.of(report_of_step(step, 0.0, variants))
-            self.store(token, prediction)
-        return prediction
+            self.store(token, Prediction.of(report_of_step(step, 0.0, variants)))
+        return self.predictions[token]
 
 
 def _job(form: Form, field_values: Mapping[str, Any], other_settings: str) -> Job:

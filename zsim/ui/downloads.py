@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.topologies.figures import NUM_FRAMES, animate_step, cluster_figure, loads_figure
-from zsim.ui.answer import Predictions, setting_token
-from zsim.ui.form import Form
+from zsim.study.topologies.figures import NUM_FRAMES
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import CSV_FILE, JSON_FILE, STEP_FILES, TRACE_FILE, run_safely
 
@@ -40,19 +38,6 @@ def offer_files(app: Any, backends: Backends) -> None:
         if content is None:
             return no_update
         return {"content": b64encode(content).decode(), "filename": name, "base64": True}
-
-
-def animation_content(
-    form: Form, outcomes: Predictions, field_values: Mapping[str, Any], other_settings: str
-) -> bytes:
-    """The animation of the step as a separate page."""
-    from zsim.study.topologies.figures import animate_step
-    from zsim.study.topologies.result import animation_page
-
-    token = setting_token(field_values, other_settings)
-    step = outcomes.get_step(token, form, field_values, other_settings)
-    title = outcomes.get_prediction(token, form, field_values, other_settings).title
-    return animation_page(animate_step(step.whole_outcome), title).encode()
 
 
 def file_content(experiment: Experiment, name: str) -> bytes:
@@ -118,16 +103,3 @@ def show_animation(app: Any, backends: Backends) -> None:
         Input("film", "data"),
         prevent_initial_call="initial_duplicate",
     )
-
-
-def animation_data(
-    form: Form, outcomes: Predictions, field_values: Mapping[str, Any], other_settings: str
-) -> dict[str, Any]:
-    """The two figures of the animation, by name, and its frames as its `to_dict` has them."""
-    step = outcomes.get_step(setting_token(field_values, other_settings), form, field_values, other_settings)
-    film = animate_step(step.whole_outcome)
-    return {
-        "cluster": cluster_figure(film).to_plotly_json(),
-        "loads": loads_figure(film).to_plotly_json(),
-        "frames": film.to_dict(),
-    }
