@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 
 import zsim
-from zsim.comparison.calls import calls_of_trace
 from zsim.comparison.clock_check import check_clock
-from zsim.comparison.plan_check import check_plan
+from zsim.comparison.plan_check import calls_of_trace, check_plan
 from zsim.comparison.verdict import Tolerances
 from zsim.engine.allocation import has_room_at, make_allocator, reach_steady_state, steady_state
 from zsim.engine.simulate import simulate_job

@@ -22,7 +22,7 @@ from tests.pipelines import (
     pipeline_plan,
     without_latency,
 )
-from zsim.comparison.calls import calls_of_plan
+from zsim.comparison.plan_check import calls_of_plan
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.engine.folding import find_classes

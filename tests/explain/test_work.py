@@ -31,7 +31,7 @@ from zsim.specs.model.huggingface import load_model
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.study.scaling.scaling import _split_batch
 from zsim.study.sensitivity.sensitivity import parse_target
-from zsim.study.sweep.row import report_row
+from zsim.study.sweep.records import report_row
 from zsim.study.tune.settings import base_of, resize_base
 
 TOKENS = 3 * 4096

@@ -12,9 +12,8 @@ from typing import Any
 from zsim.api import simulate
 from zsim.comparison.verdict import judge
 from zsim.goodput.checkpoints.cost import cost_of
-from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import PlanningRates, SavingRates, overlapped_step
-from zsim.goodput.checkpoints.saved import SavedFiles
+from zsim.goodput.checkpoints.saved import SavedFiles, saved_files
 from zsim.goodput.scenario import Checkpoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from zsim.comparison.calls import calls_of_trace, convert_to_gloo
 from zsim.comparison.clock_check import check_clock
 from zsim.comparison.comparison import Comparison
 from zsim.comparison.memory_check import check_memory
 from zsim.comparison.op_classes import match_transfers
-from zsim.comparison.plan_check import PlanCheck, check_plan
+from zsim.comparison.plan_check import PlanCheck, calls_of_trace, check_plan, convert_to_gloo
 from zsim.comparison.verdict import PREDICTIONS, Tolerances, timing_doubt
 from zsim.errors import InputError
 from zsim.trace.trace import Trace

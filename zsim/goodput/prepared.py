@@ -25,10 +25,8 @@ from zsim.errors import InputError, NotSimulatedError, ZsimError
 from zsim.explain.report_of import report_of_step
 from zsim.fabric.fabric import idle_seconds
 from zsim.goodput.checkpoints.cost import save_cost, startup_cost
-from zsim.goodput.checkpoints.framework import framework_checkpoint, saved_files
 from zsim.goodput.checkpoints.machine import SavingMachine, saving_rates
-from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.checkpoints.tensors import collect_model_states
+from zsim.goodput.checkpoints.saved import SavedFiles, collect_model_states, framework_checkpoint, saved_files
 from zsim.goodput.scenario import (
     DAY,
     Checkpoint,

@@ -18,9 +18,7 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.fsdp2.studies import CHECKPOINT
 from zsim.frameworks.torch import checkpoint as dcp
-from zsim.goodput.checkpoints.framework import saved_files
-from zsim.goodput.checkpoints.saved import SavedFiles, archive_bytes
-from zsim.goodput.checkpoints.tensors import collect_model_states
+from zsim.goodput.checkpoints.saved import SavedFiles, archive_bytes, collect_model_states, saved_files
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 

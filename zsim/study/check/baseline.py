@@ -22,9 +22,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from zsim.comparison.calls import calls_of_trace, fold, unfold
 from zsim.comparison.op_classes import group_ops, has_phases_recorded
-from zsim.comparison.plan_check import check_plan
+from zsim.comparison.plan_check import calls_of_trace, check_plan, fold, unfold
 from zsim.comparison.verdict import PREDICTIONS, Metric, Tolerances, Unit, Verdict, judge, timing_doubt
 from zsim.errors import InputError, did_you_mean, unreadable_reason
 from zsim.files import write_atomically

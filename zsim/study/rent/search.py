@@ -27,8 +27,8 @@ from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.prices import Price
 from zsim.study.differences import range_of_row, verdict_of_row
 from zsim.study.tune.axes import Candidate, coarse_choices, divisors, micro_batch_choice, structure_of
-from zsim.study.tune.axis import MICRO_BATCH, AxisChoice, Base
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
+from zsim.study.tune.framework import MICRO_BATCH, AxisChoice, Base
 from zsim.study.tune.settings import base_of, change_kind
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 

@@ -19,10 +19,9 @@ from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import verdict_of_row
 from zsim.study.tune.axes import LOSSES, Candidate, candidates, divisors, structure_of
-from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds, least_days
 from zsim.study.tune.explain import differing_axes
-from zsim.study.tune.framework import tuning_of
+from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of
 from zsim.study.tune.search import (
     Objective,
     SearchResult,
