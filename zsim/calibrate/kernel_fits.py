@@ -1,6 +1,6 @@
-"""Fits few numbers to many points so that disturbed points do not pull them.
+"""Fits of a GPU's tables to timed kernels, with the cost models that the simulator uses.
 
-Fits a GPU's tables to timed kernels, with the cost models that the simulator uses.
+Few numbers are fitted to many points so that disturbed points do not pull them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Measurements in one shape, whatever program took them.
-
-Logs of measurements: what all of them have, and those that frameworks write.
-"""
+"""Measurements in one shape, whatever program took them, and the logs that frameworks write of them."""
 
 from __future__ import annotations
 

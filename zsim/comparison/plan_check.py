@@ -1,12 +1,9 @@
-"""Collective calls of one rank in the order in which its host makes them: of a plan, and of a trace.
+"""The plan check: the same collectives, in the same order, on the same streams. No clock, no tolerance.
 
-Lists of collective calls as short JSON: rows, with repeats folded.
-
-A row is `[kind, bytes, dtype, group size, group stride, module]`, with the stream as a seventh entry where it
-is known. `{"times": 79, "calls": [[...], [...]]}` is these calls repeated 79 times. Numbers of blocks are
-written `*`.
-
-The plan check: the same collectives, in the same order, on the same streams. No clock, no tolerance.
+Calls are those of one rank in the order in which its host makes them, of a plan and of a trace. As short JSON
+they are rows, with repeats folded. A row is `[kind, bytes, dtype, group size, group stride, module]`, with
+the stream as a seventh entry where it is known. `{"times": 79, "calls": [[...], [...]]}` is these calls
+repeated 79 times. Numbers of blocks are written `*`.
 
 Two calls are the same when kind, bytes, dtype and group agree, and the module too where both sides use the
 same names of modules. A field that one side does not know is not compared, and the check says so.

@@ -1,6 +1,6 @@
-"""The work of a plan that is outside of the range in which the cluster's calibrated numbers were measured.
+"""The notes of a report: from the job, its plan and its simulation.
 
-The notes of a report: from the job, its plan and its simulation.
+Among them is the work of a plan outside of the range in which the cluster's numbers were measured.
 """
 
 from __future__ import annotations

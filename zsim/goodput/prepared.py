@@ -1,11 +1,10 @@
-"""The outer step of local SGD and DiLoCo: what replicas that train separately send when they synchronize.
+"""From an experiment to runs of days: each phase's step is simulated once, for every scenario.
 
-Every rank averages its shard with the ranks of the other replicas that hold the same one. That is an
-all-reduce over R ranks, of which a ring sends 2 (R - 1) / R times the shard from each (torchft 73dafea
-local_sgd.py, and Patarasuk and Yuan 2009). DiLoCo sends fp32 changes, a fragment of the model at a time, and
-keeps the last common parameters in host memory, from where they come and to where they go at each outer step.
-
-From an experiment to runs of days: each phase's step is simulated once, for every scenario.
+Replicas that train separately (local SGD, DiLoCo) synchronize in an outer step. Every rank averages its shard
+with the ranks of the other replicas that hold the same one. That is an all-reduce over R ranks, of which a
+ring sends 2 (R - 1) / R times the shard from each (torchft 73dafea local_sgd.py, and Patarasuk and Yuan
+2009). DiLoCo sends fp32 changes, a fragment of the model at a time, and keeps the last common parameters in
+host memory, from where they come and to where they go at each outer step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Where the time of one run went: every second of the clock in one bin.
-
-How far a run is: steps done, steps saved, and the books on both.
+"""How far a run is: steps done, steps saved, and the books on both: every second is in one bin.
 
 Training between two events: steps and saves in a fixed order, so that any moment is known at once.
 

@@ -1,6 +1,6 @@
-"""Closed forms of a run with saves and failures.
+"""The interval between saves with which a run has most goodput, searched on the simulation itself.
 
-The search for an interval starts from them, and they tell a run that cannot end.
+The search starts from closed forms of a run with saves and failures, which also tell a run that cannot end.
 
 M: mean seconds between failures, tau: work between saves, c: what a save blocks, L = tau + c, P: further
 seconds until it is durable, R: restart, in which failures strike, D: detection.
@@ -11,8 +11,6 @@ standard deviation of the logarithm, half of all repair time is in repairs above
 part (1 - erf(s / sqrt 2)) / 2 of all. By the default law (mean 6 h, median 1 h, so s = 1.89) that is 1 of 34,
 of 36 h or more. Most sets of a few dozen repairs hold too few of them, so that without spares the mean of a
 few runs is too good, and says so with too small a standard error.
-
-The interval between saves with which a run has most goodput, searched on the simulation itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Waits of a rank's compute stream, kept column by column.
-
-The time of a step by cause, as seen from the compute stream of one rank.
+"""The time of a step by cause, as seen from the compute stream of one rank.
 
 Every instant of the step belongs to one of `compute`, `exposed_communication`, `offload_stall`, `optimizer`,
 `allocator` and `host_bound`, so their sum is the step.

@@ -1,4 +1,6 @@
-"""Bubbles: the time in which a pipeline rank's compute stream is idle because another stage has not delivered
+"""The section of a report on its pipeline: the stages, the bubbles, and the schedule as it ran.
+
+A bubble is time in which a pipeline rank's compute stream is idle because another stage has not delivered
 yet.
 
 # [Note: what is a bubble]
@@ -11,8 +13,6 @@ rest of the gap, in which the messages are transferred, is none.
 A rank that has done its last forward or backward is in the drain until the last rank of its pipeline has done
 so too. All time of the drain without kernels is a bubble, the reductions of gradients that run in it
 included. Work that comes after it, such as the collectives at the end of the step, is none.
-
-The section of a report on its pipeline: the stages, the bubbles, and the schedule as it ran.
 """
 
 from __future__ import annotations

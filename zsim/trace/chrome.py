@@ -1,8 +1,7 @@
-"""The events of one rank in Kineto's shape: launches on the host thread, spans on their tracks, counters.
+"""A trace as Chrome JSON in the shape that torch.profiler (Kineto) writes, one file per rank.
 
-Times are rounded to nanoseconds before durations are computed, so that spans that touch do not overlap.
-
-A trace as Chrome JSON in the shape that torch.profiler (Kineto) writes, one file per rank.
+Launches stand on the host thread, spans on their tracks, and levels are counters. Times are rounded to
+nanoseconds before durations are computed, so that spans that touch do not overlap.
 
 It opens in ui.perfetto.dev and chrome://tracing, and tools made for recorded traces read it: Holistic Trace
 Analysis, traceinsight.
@@ -12,10 +11,9 @@ ranks of each communicator), "roles" (rank -> name of its program), "host_ahead_
 its host had worked on the step before it began), "gpu", "gpu_memory_bytes", "sm_count" and "gpus_per_node".
 Text in it is copied into the file.
 
-Several ranks of a trace in one file of Chrome JSON, on one clock: a pipeline for the eye.
-
-It opens in ui.perfetto.dev and chrome://tracing. Every rank has a process for its GPU and one for its host,
-in the order given. Tools that read recorded traces expect one rank per file (`zsim.trace.chrome`).
+Several ranks may also stand in one file on one clock: a pipeline for the eye. Every rank has a process for
+its GPU and one for its host, in the order given. Tools that read recorded traces expect one rank per file
+(`zsim.trace.chrome`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The numbers of a simulated setting, kept to show it with others.
-
-The page's answer for one experiment: its simulation in words and figures.
-"""
+"""The page's answer for one experiment: its simulation in words, in figures, and in numbers that are kept."""
 
 from __future__ import annotations
 

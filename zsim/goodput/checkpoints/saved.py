@@ -1,8 +1,6 @@
-"""The files of a save, and the bytes that each rank copies, writes and reads.
+"""What a save has: the tensors by name, the files, and the bytes that each rank copies, writes and reads.
 
-The tensors of a job's ranks between steps, by the names under which they are saved.
-
-The questions that a framework answers about what it saves, and how its ranks recover.
+A framework says which files it writes, and how its ranks recover.
 """
 
 from __future__ import annotations

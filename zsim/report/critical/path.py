@@ -1,6 +1,4 @@
-"""The ops that an op of a program waits for.
-
-The critical path of a step: the chain of work that determines its end, read backwards.
+"""The critical path of a step: the chain of work that determines its end, read backwards.
 
 # [Note: reading the chain backwards]
 An op begins when the last of three things has happened: the previous op on its stream ended, an op that it

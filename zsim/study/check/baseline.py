@@ -1,8 +1,6 @@
-"""One row of `zsim check`: the case, the check and its outcome.
+"""A baseline: pinned predictions (or recordings) of a team's runs, so that any change of them is noticed.
 
-A baseline: pinned predictions (or recordings) of a team's runs, so that any change of them is noticed.
-
-    {"format": 1, "zsim_version": "0.1.0",
+{"format": 1, "zsim_version": "0.1.0",
      "tolerances": {"step": 0.02, "time": 0.02, "memory": 0.01, "overlap": 0.02},
      "cases": {"jobs/llama.toml": {"figures": {"step_seconds": 1.2, ...}, "ops": {...}, "calls": [...],
                                    "tolerances": {"step": 0.05}}},

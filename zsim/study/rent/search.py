@@ -1,6 +1,4 @@
-"""The question of a study of rents: the training, its length, and its limits.
-
-A coarse search on one cluster: how many of its GPUs, and the configuration to run on them.
+"""A coarse search on one cluster: how many of its GPUs, and the configuration to run on them.
 
 On each number of GPUs the configurations are planned in the order in which they cost time: recomputing more
 comes before a loss without all logits, which comes before offloading. The first one that fits safely is

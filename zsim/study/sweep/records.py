@@ -1,6 +1,6 @@
-"""A hash of everything that a result depends on: the experiment, the files it names, and zsim.
+"""Simulated points as flat rows of settings and results, kept by a hash of all that a result depends on.
 
-Simulate one point: its resolved settings and its results as one flat row.
+The hash is of the experiment, the files it names, and zsim.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Conditions and values of a study: a small subset of Python's expressions, evaluated on the syntax tree.
+"""The study file: an experiment, and what varies.
+
+Conditions and values are a small subset of Python's expressions, evaluated on the syntax tree.
 
     strategy.stage == 3 and nodes > 4        4096 // (gpus * training.micro_batch_size)
 
 Numbers, strings, lists, arithmetic, comparisons, `in`, `and`, `or`, `not`, `a if b else c`, `min`, `max`,
 `round`, `abs`, and the dotted keys of an experiment. A key that a point does not set is None. None equals
 only None, and arithmetic and ordering with None are errors. Nothing is executed as Python.
-
-The study file: an experiment, and what varies.
 
 experiment = "experiment.toml"           # or [base], a whole experiment or changes to that one
 

@@ -1,4 +1,4 @@
-"""Lower bounds on a step with tensor, pipeline and context parallelism, without a plan.
+"""Lower bounds on time and memory that need no simulation.
 
 # [Note: a pipeline is never faster]
 A pipeline rank can begin only after the stages before it have had one forward, must run forward and backward
@@ -11,8 +11,6 @@ message, this holds for each micro-batch.
 
 Memory: parameters, gradients and optimizer states of the rank's stages, and the activations of the
 micro-batches that its schedule has in flight.
-
-Lower bounds on time and memory that need no simulation.
 
 `Bounds` come from the batch and the checkpointing alone, so that one bound serves many candidates. The bound
 on time: the kernels of a step run in order on one stream, however states are sharded. A step is never shorter

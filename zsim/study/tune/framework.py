@@ -1,7 +1,4 @@
-"""A decision of the search, and the choices that it has.
-
-The questions that a framework answers while the best of its settings are searched.
-"""
+"""What a framework answers while the best of its settings are searched: the decisions, and their choices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The seven meanings of "best", each as a space of candidates and an objective.
 
-The best of a space, refined and simulated in full. A result that may run out of memory ranks last.
+The best of a space is refined and simulated in full. A result that may run out of memory ranks last.
 
 # [Note: only the whole step shows it]
 A step of many micro-batches is simulated with only a few of them. That is enough for its time and its
