@@ -376,8 +376,8 @@ def rent(
     length = {key: value for key, value in length.items() if value is not None}
     if length.keys() & {"tokens", "samples"}:
         given_length = {}
-    names = ("tokens", "samples", "epochs")
-    table = {key: value for key, value in {**given_length, **length}.items() if key in names}
+    keys = ("tokens", "samples", "epochs")
+    table = {key: value for key, value in {**given_length, **length}.items() if key in keys}
     has_kind = not is_bare or any(key.startswith("strategy.") for key in changes)
     for name, limit in (("--max-hours", max_hours), ("--max-money", max_money)):
         if limit is not None and not limit > 0:
