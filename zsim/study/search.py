@@ -30,29 +30,18 @@ _MAX_NUMBER = 2**16
 _MAX_REFUSED = 100  # consecutive numbers that the experiment does not allow, before the search gives up
 
 
-def least_number(
-    is_enough: Callable[[int], bool],
-    first: int,
-    end: int,
-    allowed: Callable[[int, int], int | None] = lambda start, end: start if start < end else None,
-) -> int | None:
+def least_number(is_enough: Callable[[int], bool], first: int, end: int) -> int | None:
     """The least number in [first, end) that is enough, or None if there is none.
 
-    `is_enough` must be monotonic: true for all larger numbers too. `allowed` gives the first number in
-    [start, end) that may be tried.
+    `is_enough` must be monotonic: true for all larger numbers too.
     """
-    low, high = first - 1, allowed(first, end)
-    while high is not None and not is_enough(high):
-        last = end - 1 if high < end - 1 else end
-        low, high = high, allowed(min(max(2 * high, high + 1), last), end)
-    while high is not None:
-        middle = allowed((low + high + 1) // 2, high)
-        if middle is None:
-            middle = allowed(low + 1, high)
-        if middle is None:
-            return high
+    low, high = first - 1, first
+    while high < end and not is_enough(high):
+        low, high = high, min(max(2 * high, high + 1), end - 1 if high < end - 1 else end)
+    while high < end and high - low > 1:
+        middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return None
+    return high if high < end else None
 
 
 def least_factor(is_enough: Callable[[float], bool], num_units: float | None = None) -> float:

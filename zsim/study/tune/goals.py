@@ -18,6 +18,7 @@ from zsim.errors import InputError, ZsimError
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import verdict_of_row
+from zsim.study.search import least_number
 from zsim.study.tune.axes import LOSSES, Candidate, candidates, divisors, structure_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds, least_days
 from zsim.study.tune.explain import differing_axes
@@ -264,22 +265,17 @@ def _any_fits(evaluator: Evaluator, space: Sequence[Candidate]) -> bool:
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, 0 if 1 does not fit: doubling, then bisection."""
-    low, high = 0, 1
-    while high <= _MAXIMUM and _fits_or_false(fits, high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _fits_or_false(fits, middle) else (low, middle)
-    return low
+    """The largest number that fits, 0 if 1 does not. A number that zsim refuses, e.g. as too large, does not
+    fit.
+    """
 
+    def is_too_much(count: int) -> bool:
+        try:
+            return not fits(count)
+        except ZsimError:
+            return True
 
-def _fits_or_false(fits: Callable[[int], bool], count: int) -> bool:
-    """Whether `count` fits. It is False also where zsim refuses the experiment, e.g. as too large."""
-    try:
-        return fits(count)
-    except ZsimError:
-        return False
+    return (least_number(is_too_much, 1, 2 * _MAXIMUM) or 2 * _MAXIMUM) - 1
 
 
 def _layers(base: Base) -> tuple[str, int]:
