@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -56,9 +56,6 @@ class CheckRow:
     error: float | None = None
     """Relative and signed, predicted over measured less one. For fractions it is the difference."""
     tolerance: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def is_step_time(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
@@ -76,7 +76,7 @@ class CheckReport:
             "notes": [*self.measured.notes, *self.notes],
             "verdict": self.verdict,
             "step_times": dict(zip(("judged", "of"), step_times(self.rows), strict=True)),
-            "checks": [row.to_dict() for row in self.rows],
+            "checks": [asdict(row) for row in self.rows],
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,7 +279,7 @@ class BenchResult(DisplayableList[BenchRow]):
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The array that `zsim topology bench --json` writes."""
-        return [dict(row.to_dict()) for row in self.items]
+        return [asdict(row) for row in self.items]
 
     def plots(self) -> Figures:
         return {"bandwidth": self._bandwidth}
