@@ -130,8 +130,9 @@ def _write_experiments(tables: list[Path], folder: Path, json_: Path | None) -> 
 
     if not tables:
         raise InputError("--write-experiments: expected tables of measured runs, RUNS.csv")
-    written = write_run_experiments(tables, folder)
-    answer(written.lines(folder), written.to_dict, json_)
+    files = write_run_experiments(tables, folder)
+    words = f"{len(files):,} experiment{'s' * (len(files) != 1)} in {folder}"
+    answer([words], lambda: {"written": {row: str(path) for row, path in files.items()}}, json_)
 
 
 def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Baseline | None, Path]:

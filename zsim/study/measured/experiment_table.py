@@ -281,28 +281,13 @@ def _clean_cells(where: str, row: Mapping[str | None, str | None]) -> dict[str, 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._ -]{0,199}"
 
 
-@dataclass(frozen=True)
-class WrittenRuns:
-    """The files that were written."""
-
-    files: Mapping[str, Path]
-    """By row."""
-
-    def lines(self, folder: Path) -> Iterator[str]:
-        """The lines for a terminal."""
-        count = len(self.files)
-        yield f"{count:,} experiment{'s' * (count != 1)} in {folder}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The content of `--json`."""
-        return {"written": {row: str(path) for row, path in self.files.items()}}
-
-
-def write_run_experiments(tables: Sequence[Path], folder: Path) -> WrittenRuns:
-    """Write `ROW_ID.toml` for every row of the tables, with what was measured as a comment.
+def write_run_experiments(tables: Sequence[Path], folder: Path) -> dict[str, Path]:
+    """Write `ROW_ID.toml` for every row of the tables, with what was measured as a comment. Returns the files
+    by row.
 
     Raises InputError for a wrong table, before any file is written, for a name that no file can have, and for
-    two rows of one name in different tables."""
+    two rows of one name in different tables.
+    """
     runs: dict[str, ExperimentRun] = {}
     for table in tables:
         for run in read_experiment_runs(table):
@@ -321,7 +306,7 @@ def write_run_experiments(tables: Sequence[Path], folder: Path) -> WrittenRuns:
     for name, run in runs.items():
         files[name] = folder / f"{name}.toml"
         write_atomically(files[name], experiment_toml(run.experiment, row_comment(run)))
-    return WrittenRuns(files)
+    return files
 
 
 def row_comment(run: ExperimentRun) -> str:
