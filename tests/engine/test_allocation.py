@@ -234,7 +234,7 @@ def test_the_verdict_is_one_in_the_terminal_the_file_and_on_the_page(
     assert (said in fit.words) == (" in use on the fullest GPU" in fit.words) == (which != "too much")
     printed = io.StringIO()
     print_report(result.report, Console(file=printed, width=1000))
-    assert fit.line in printed.getvalue()
+    assert f"{fit.verdict.word.upper()}  {fit.words}" in printed.getvalue()
     page = unescape(html_report(result.report, result.trace))
     assert f'<p class="verdict {fit.tone}"><strong>{fit.label}</strong> {fit.words}</p>' in page
     # the page looks for what would fit beside the answer

@@ -31,11 +31,6 @@ class Fit:
     def tone(self) -> Tone:
         return self.verdict.tone
 
-    @property
-    def line(self) -> str:
-        """The first line that a command prints: "FITS  52.10 GB of ..."."""
-        return f"{self.verdict.word.upper()}  {self.words}"
-
 
 def fit_of(report: Report) -> Fit:
     """The verdict on a report, with the bytes in use, and those that torch allocates and reserves."""
