@@ -234,7 +234,6 @@ def advice(experiment: Experiment, simulator: Simulator | None = None) -> tuple[
     switches with which it fits. `simulator` is the one that planned the step that does not fit, so that its
     plan is not made again.
     """
-    from zsim.study.search import least_gpus
     from zsim.study.tune.remedy import remedy_of
 
     simulator = simulator or Simulator()

@@ -12,8 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from zsim.report.views.html.report import html_report
+from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.export import export_files
+from zsim.study.search import simulate
 from zsim.study.topologies.figures import NUM_FRAMES
+from zsim.trace.chrome import write_chrome_trace
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import CSV_FILE, JSON_FILE, STEP_FILES, TRACE_FILE, run_safely
 
@@ -44,15 +49,10 @@ def file_content(experiment: Experiment, name: str) -> bytes:
     """The content of one of the files that the page offers, other than the animation."""
     if name in STEP_FILES:
         return _step_file(experiment, name)
-    from zsim.specs.experiment.resolve import resolve
-    from zsim.specs.formats.export import export_files
-
     return export_files(resolve(experiment)).files[name].encode()
 
 
 def _step_file(experiment: Experiment, name: str) -> bytes:
-    from zsim.study.search import simulate
-
     result = simulate(experiment)
     if name == JSON_FILE:
         return (json.dumps(result.report.to_dict(), indent=2, default=str) + "\n").encode()
@@ -64,14 +64,10 @@ def _step_file(experiment: Experiment, name: str) -> bytes:
         writer.writerows(rows)
         return table.getvalue().encode()
     if name == TRACE_FILE:
-        from zsim.trace.chrome import write_chrome_trace
-
         with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
             path = Path(folder) / name
             write_chrome_trace(result.trace, path)
             return path.read_bytes()
-    from zsim.report.views.html.report import html_report
-
     return html_report(result.report, result.trace).encode()
 
 
