@@ -13,7 +13,7 @@ from zsim import garbage_collection
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
-from zsim.explain.sampled_micro_batches import full_variants
+from zsim.explain.variants import full_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report

@@ -28,7 +28,8 @@ from zsim.explain.pipeline import (
     slowest_step,
     traced_step_of,
 )
-from zsim.explain.sampled_micro_batches import (
+from zsim.explain.variants import (
+    Variants,
     add_memory_peak,
     full_allocation,
     full_collectives,
@@ -37,7 +38,6 @@ from zsim.explain.sampled_micro_batches import (
     micro_batches_note,
     sum_rows,
 )
-from zsim.explain.variants import Variants
 from zsim.plan.make import is_offloaded, moments_of
 from zsim.plan.memory.capacity import (
     excess_bytes,

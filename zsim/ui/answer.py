@@ -12,7 +12,7 @@ from typing import Any
 from zsim.engine.micro_batches import SimulatedStep, sample_counts, simulate_step
 from zsim.errors import NotSimulatedError, ZsimError
 from zsim.explain.report_of import report_of_step
-from zsim.explain.sampled_micro_batches import full_variants
+from zsim.explain.variants import full_variants
 from zsim.plan.make import make_plan
 from zsim.report.fit import Fit, fit_of, format_torch_memory, moment_notes
 from zsim.report.memory import Ledger

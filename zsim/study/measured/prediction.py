@@ -14,7 +14,7 @@ from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.pipeline import seconds_by_cause
-from zsim.explain.sampled_micro_batches import full_offload_range
+from zsim.explain.variants import full_offload_range
 from zsim.plan.memory.capacity import framework_memory, usable_bytes
 from zsim.plan.memory.tensors import device_peaks
 from zsim.report.job_features import job_features

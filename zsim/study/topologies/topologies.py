@@ -15,7 +15,7 @@ from zsim.engine.link_loads import link_loads
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
-from zsim.explain.sampled_micro_batches import full_variants
+from zsim.explain.variants import full_variants
 from zsim.report.report import Report
 from zsim.report.views.result import Column, ItemColumn, ResultTable, table_of
 from zsim.report.views.text.plain import named_columns, paragraph, table, text_table
