@@ -54,7 +54,7 @@ class SpanInfo(NamedTuple):
 
 
 class _Shared(tuple[Item, ...], Memo):
-    """What traces of one plan share, and with it the cache of `memoize`."""
+    """A tuple that traces of one plan share, and with it the cache of `memoize`."""
 
     def __new__(cls, items: Iterable[Item] = ()) -> Self:
         instance = super().__new__(cls, items)

@@ -1,4 +1,4 @@
-"""What a save has: the tensors by name, the files, and the bytes that each rank copies, writes and reads.
+"""The content of a save: the tensors by name, the files, and the bytes each rank copies, writes and reads.
 
 A framework says which files it writes, and how its ranks recover.
 """

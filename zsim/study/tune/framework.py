@@ -1,4 +1,4 @@
-"""What a framework answers while the best of its settings are searched: the decisions, and their choices."""
+"""The questions a framework answers while its best settings are searched: decisions, and their choices."""
 
 from __future__ import annotations
 
