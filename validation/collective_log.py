@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from validation.tracing import SILENT, Tracer, now
-from zsim.comparison.calls import Call
+from zsim.comparison.plan_check import Call
 
 DTYPE_NAMES = {
     torch.float64: "fp64",

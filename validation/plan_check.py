@@ -17,7 +17,7 @@ from typing import Any
 import zsim
 from validation.cases.cases import ANY_CLUSTER, oracle_experiment
 from validation.oracle.answer import Answer
-from zsim.comparison.calls import Call, calls_of_plan, unfold
+from zsim.comparison.plan_check import Call, calls_of_plan, unfold
 from zsim.plan.memory.tensors import plan_peaks
 from zsim.plan.ops import Plan
 

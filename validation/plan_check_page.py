@@ -14,7 +14,7 @@ import zsim
 from validation import plan_check
 from validation.cases.cases import oracle_experiment
 from validation.oracle.answer import Answer
-from zsim.comparison.calls import calls_of_plan
+from zsim.comparison.plan_check import calls_of_plan
 
 TARGET = Path(__file__).parent / "plan_check.md"
 CATEGORIES = ("parameters", "gradients", "optimizer_states", "activations", "buffers", "total")

@@ -26,7 +26,7 @@ from zsim.calibrate.readers import read_measurements
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.specs.cluster.files import load_cluster
-from zsim.study.check.rows import CheckRow
+from zsim.study.check.baseline import CheckRow
 
 RUNS = ("ddp", "fsdp2-reshard", "fsdp2-keep", "zero1", "zero2", "zero3")
 SEQUENCES, LENGTH = {"medium": 8, "large": 4}, 128

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from zsim.comparison.calls import Call
+from zsim.comparison.plan_check import Call
 
 now = time.perf_counter_ns
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from validation.backends import Batch, Optimization, Strategy, make_trainer
 from validation.collective_log import CollectiveLog
 from validation.examples import make_batch, make_model, vocab_of
-from zsim.comparison.calls import Call
+from zsim.comparison.plan_check import Call
 
 
 @dataclass(frozen=True)

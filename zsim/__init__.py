@@ -17,7 +17,8 @@ from zsim.version import __version__
 
 if TYPE_CHECKING:
     from zsim.api import Result, make_plan
-    from zsim.comparison.compare import Comparison, compare
+    from zsim.comparison.compare import compare
+    from zsim.comparison.comparison import Comparison
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.pool import simulate_flows
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
         Trainer,
         Training,
     )
-    from zsim.study.advice import simulate
     from zsim.study.memory import MemoryResult, MemoryVariants, memory
     from zsim.study.needs import NeedsResult, needs
     from zsim.study.rent.rent import RentResult, rent
     from zsim.study.replay.replay import Replay, replay
     from zsim.study.scaling.result import ScalingResult
     from zsim.study.scaling.scaling import scaling
+    from zsim.study.search import simulate
     from zsim.study.sensitivity.result import SensitivityResult, sensitivity
     from zsim.study.sweep.sweep import SweepResult, sweep
     from zsim.study.topologies.result import (
@@ -58,9 +59,9 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "Result": "zsim.api",
     "make_plan": "zsim.api",
-    "simulate": "zsim.study.advice",
+    "simulate": "zsim.study.search",
     "max_min_fair_rates": "zsim.cost.sharing",
-    "Comparison": "zsim.comparison.compare",
+    "Comparison": "zsim.comparison.comparison",
     "compare": "zsim.comparison.compare",
     "InputError": "zsim.errors",
     "NotSimulatedError": "zsim.errors",

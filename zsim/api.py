@@ -13,7 +13,7 @@ from zsim import garbage_collection
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
-from zsim.explain.sampled_micro_batches import full_variants
+from zsim.explain.variants import full_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
@@ -25,7 +25,7 @@ from zsim.trace.trace import Trace
 from zsim.validated.verdict import verdict_content
 
 if TYPE_CHECKING:
-    from zsim.report.trust.trust import Trust
+    from zsim.report.trust import Trust
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -95,7 +95,7 @@ class Result(Displayable):
     @property
     def trust(self) -> Trust:
         """Should I believe this? The nearest validated runs, and what the step rests on."""
-        from zsim.report.trust.trust import trust_of
+        from zsim.report.trust import trust_of
 
         return trust_of(self.report)
 
@@ -120,7 +120,7 @@ def simulate(
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same, with `report.fits` False.
-    zsim.study.advice finds changes that would make it fit.
+    zsim.study.search finds changes that would make it fit.
     """
     start_seconds = time.perf_counter()
     simulator = simulator or Simulator()

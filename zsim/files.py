@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from zsim.errors import InputError
@@ -87,3 +88,10 @@ def _check_name(path: Path) -> None:
         return
     except OSError as error:  # a name that is too long, a link to itself
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def write_files(files: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write {path below `folder`: text}, making folders as needed. Returns the paths."""
+    for parent in {(folder / name).parent for name in files}:
+        make_folder(parent)
+    return [write_atomically(folder / name, text) for name, text in files.items()]

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from zsim.comparison.compare import Comparison
+    from zsim.comparison.comparison import Comparison
     from zsim.comparison.verdict import Tolerances
-    from zsim.study.check.baseline import Baseline
-    from zsim.study.check.rows import CheckRow
+    from zsim.study.check.baseline import Baseline, CheckRow
     from zsim.trace.trace import Trace
 
 _MARKER = (
@@ -112,7 +111,7 @@ class ZsimCheck:
         )
 
     def _check_pinned(self, trace: Trace, name: str, requested: Mapping[str, float]) -> None:
-        from zsim.study.check.rows import pinned_content, pinned_rows
+        from zsim.study.check.baseline import pinned_content, pinned_rows
 
         baseline = self._baseline(name, lambda baseline: baseline.pin(name, pinned_content(trace)))
         if baseline is None:

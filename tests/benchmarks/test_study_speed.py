@@ -20,7 +20,7 @@ from zsim.plan.ops import Plan
 from zsim.plan.workload.workload import Workloads
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.points import study_points
-from zsim.study.sweep.row import point_record
+from zsim.study.sweep.records import point_record
 from zsim.study.sweep.study_file import Study, load_study
 from zsim.study.sweep.sweep import run_sweep
 

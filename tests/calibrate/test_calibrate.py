@@ -14,9 +14,8 @@ import pytest
 import zsim
 from tests.expect import about
 from zsim.calibrate.hardware_file import calibrate
-from zsim.calibrate.kernel_fits import ADAMW_IMPLEMENTATIONS, replace_values
+from zsim.calibrate.kernel_fits import ADAMW_IMPLEMENTATIONS, FitParameter, replace_values, robust_fit
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.calibrate.robust_fit import FitParameter, robust_fit
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import optimizer_kernels
 from zsim.cost.rates.gpu import kernel_seconds

@@ -14,7 +14,7 @@ from zsim.calibrate.measurements import Measurement, Measurements, merge_measure
 from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.trace.chrome.write import write_chrome_traces
+from zsim.trace.chrome import write_chrome_traces
 
 NCCL_TESTS = """\
 # nThread 1 nGpus 1 minBytes 1048576 maxBytes 4194304 step: 2(factor) warmup iters: 5 iters: 20

@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 
 import zsim
-from zsim.comparison.calls import calls_of_trace
 from zsim.comparison.clock_check import check_clock
-from zsim.comparison.plan_check import check_plan
+from zsim.comparison.plan_check import calls_of_trace, check_plan
 from zsim.comparison.verdict import Tolerances
 from zsim.engine.allocation import has_room_at, make_allocator, reach_steady_state, steady_state
 from zsim.engine.simulate import simulate_job
@@ -235,7 +234,7 @@ def test_the_verdict_is_one_in_the_terminal_the_file_and_on_the_page(
     assert (said in fit.words) == (" in use on the fullest GPU" in fit.words) == (which != "too much")
     printed = io.StringIO()
     print_report(result.report, Console(file=printed, width=1000))
-    assert fit.line in printed.getvalue()
+    assert f"{fit.verdict.word.upper()}  {fit.words}" in printed.getvalue()
     page = unescape(html_report(result.report, result.trace))
     assert f'<p class="verdict {fit.tone}"><strong>{fit.label}</strong> {fit.words}</p>' in page
     # the page looks for what would fit beside the answer

@@ -22,7 +22,7 @@ from tests.pipelines import (
     pipeline_plan,
     without_latency,
 )
-from zsim.comparison.calls import calls_of_plan
+from zsim.comparison.plan_check import calls_of_plan
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.engine.folding import find_classes
@@ -43,7 +43,7 @@ from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.trace.chrome.write import write_chrome_traces
+from zsim.trace.chrome import write_chrome_traces
 from zsim.trace.readers.read import read_trace
 
 SHORT, LONG = Kernel("copy", 0.0, 3e9), Kernel("copy", 0.0, 7e9)  # 1 and 2 ms

@@ -16,7 +16,7 @@ from zsim.plan.make import make_plan, plan_basis
 from zsim.plan.plans import Plans
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.sweep.row import point_record
+from zsim.study.sweep.records import point_record
 
 NIC = {"bandwidth": "20 GB/s"}
 GPU = {"memory": {"capacity": "40 GB", "bandwidth": "1 TB/s"}}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from zsim.comparison.calls import calls_of_plan
+from zsim.comparison.plan_check import calls_of_plan
 from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of

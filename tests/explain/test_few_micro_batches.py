@@ -9,7 +9,7 @@ import pytest
 from zsim.engine.micro_batches import simulate_step
 from zsim.explain.notes import domains_note
 from zsim.explain.report_of import report_of_step
-from zsim.explain.sampled_micro_batches import full_variants
+from zsim.explain.variants import full_variants
 from zsim.report.report import Report
 from zsim.report.views.html.pipeline import schedule_caption
 from zsim.specs.experiment.resolve import resolve

@@ -9,7 +9,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 import zsim
-from zsim.explain.work import step_work
+from zsim.explain.job import step_work
 from zsim.plan.ops import Kernels
 from zsim.report.report import Report
 from zsim.specs.experiment.resolve import resolve

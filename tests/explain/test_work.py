@@ -16,9 +16,8 @@ from zsim.cost.flops import model_flops_per_token
 from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
+from zsim.explain.job import model_size, step_work
 from zsim.explain.report_of import report_of
-from zsim.explain.resolved import model_size
-from zsim.explain.work import step_work
 from zsim.report.job_features import strategy_name
 from zsim.report.report import Report
 from zsim.report.views.html.report import tiles
@@ -31,8 +30,8 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.study.scaling.scaling import _split_batch
-from zsim.study.sensitivity.requirements import parse_target
-from zsim.study.sweep.row import report_row
+from zsim.study.sensitivity.sensitivity import parse_target
+from zsim.study.sweep.records import report_row
 from zsim.study.tune.settings import base_of, resize_base
 
 TOKENS = 3 * 4096

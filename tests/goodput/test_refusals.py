@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.checkpoints.framework import saved_files
+from zsim.goodput.checkpoints.saved import saved_files
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.whole_runs import simulate_run
 

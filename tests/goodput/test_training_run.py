@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from tests.goodput.scenarios import SOFTWARE, save, scenario
-from zsim.goodput.ledger import RunLedger
+from zsim.goodput.progress import RunLedger
 from zsim.goodput.runs import run_seeds
 from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.training_run import FailureDraws, TrainingRun

@@ -12,7 +12,7 @@ from validation.published.job import row_job
 from validation.published.predict import predict_row, shipped_tables
 from validation.published.table import PublishedRun, read_runs
 from zsim.engine.simulate import simulate_job
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 
 
 @cache

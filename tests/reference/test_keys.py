@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.reference.pages import concepts_page, program_files_page, refusal_lines
 from zsim.errors import InputError
 from zsim.reference import FILES, find_keys, keys, keys_of, page_of, schema_of
-from zsim.reference.pages import concepts_page, entry_lines, program_files_page, refusal_lines, table_lines
+from zsim.reference.pages import entry_lines, table_lines
 from zsim.resources import PRESETS, topologies_folder
 from zsim.specs.key_index import concept_of
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from zsim.report.report import JobFacts, MachineUse, Report, make_report, traced_step
-from zsim.report.step_work import StepWork
+from zsim.report.report import JobFacts, MachineUse, Report, StepWork, make_report, traced_step
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.trace.trace import SimulationStats, Trace
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.expect import there
-from zsim.report.breakdown import compute_stream, step_breakdown
+from zsim.report.breakdown import NO_WAITS, Wait, Waits, compute_stream, step_breakdown
 from zsim.report.traffic import bus_factor, collective_rows, overlap_fraction
-from zsim.report.waits import NO_WAITS, Wait, Waits
 from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 

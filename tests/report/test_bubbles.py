@@ -26,7 +26,7 @@ from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Group, Message, Plan
 from zsim.report.breakdown import Breakdown, step_breakdown
-from zsim.report.pipeline.bubbles import Bubbles, is_pipeline, mark_bubbles
+from zsim.report.pipeline import Bubbles, is_pipeline, mark_bubbles
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

@@ -15,9 +15,9 @@ import zsim
 from tests.browser import Page, as_plotly, browse, in_browser, text_of
 from tests.expect import about, there
 from zsim.comparison import planted
-from zsim.comparison.compare import Comparison, compare
+from zsim.comparison.compare import compare
+from zsim.comparison.comparison import Comparison, compare_page, twin_timeline
 from zsim.comparison.verdict import Tolerances, timing_doubt
-from zsim.comparison.views.page import compare_page, twin_timeline
 from zsim.errors import InputError
 from zsim.trace.trace import SpanInfos, Trace
 

@@ -14,8 +14,7 @@ from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Kernels, Op, Plan, Program, Work
 from zsim.report.critical.causes import OpCauses, critical_seconds
-from zsim.report.critical.path import critical_path
-from zsim.report.critical.predecessors import HOST, OTHERS, Link
+from zsim.report.critical.path import HOST, OTHERS, Link, critical_path
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

@@ -14,13 +14,12 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.cost.rates.power import GpuActivity, energy_joules, kernel_activity
 from zsim.errors import InputError
-from zsim.report.breakdown import Breakdown
+from zsim.report.breakdown import NO_WAITS, Breakdown
 from zsim.report.energy import Energy, run_cost, step_energy
 from zsim.report.views.html.report import html_report
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.report.views.tables import cost_rows
 from zsim.report.views.text.report import print_report
-from zsim.report.waits import NO_WAITS
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Power
 from zsim.specs.experiment.load import build_experiment

@@ -23,8 +23,7 @@ from zsim.plan.actions import Action
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import Group, Plan
-from zsim.report.pipeline.bubbles import Box, boxes
-from zsim.report.pipeline.section import PipelineSection
+from zsim.report.pipeline import Box, PipelineSection, boxes
 from zsim.report.rank_map import ranges, rank_map
 from zsim.report.report import Report
 from zsim.report.traffic import CollectiveRow, group_rows, reported_group

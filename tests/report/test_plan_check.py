@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from tests.expect import about
 from zsim.comparison import alignment
 from zsim.comparison.alignment import align
-from zsim.comparison.calls import Call, calls_of_trace
 from zsim.comparison.compare import compare
 from zsim.comparison.op_classes import add_transfers, match_transfers, op_seconds, waiting_seconds
-from zsim.comparison.plan_check import check_plan, first_difference
+from zsim.comparison.plan_check import Call, calls_of_trace, check_plan, first_difference
 from zsim.trace.trace import Trace
 
 GATHERS = [Call("all_gather", 400 + block, "bf16", 8, 1, "gather", f"blocks.{block}") for block in range(4)]

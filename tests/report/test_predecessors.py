@@ -6,7 +6,7 @@ import numpy as np
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.ops import Kernels, Op, Program
-from zsim.report.critical.predecessors import Predecessors
+from zsim.report.critical.path import Predecessors
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))
 

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from tests.expect import there
 from zsim.report.memory import OutOfMemory
-from zsim.report.report import Report
-from zsim.report.step_work import StepWork
+from zsim.report.report import Report, StepWork
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.report.views.html.report import tiles
 from zsim.report.views.text.report import print_report

@@ -15,10 +15,9 @@ from rich.console import Console
 import zsim
 from zsim.errors import InputError
 from zsim.report.limiting_sentence import limiting_sentence, overlap_doubt_sentence
-from zsim.report.report import Report
-from zsim.report.settings import plain, sections
-from zsim.report.step_work import StepWork
+from zsim.report.report import Report, StepWork, plain
 from zsim.report.traffic import TrafficRow
+from zsim.report.views.html.report import sections
 from zsim.report.views.text.report import brief_lines, print_report, report_lines
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.tables import Experiment

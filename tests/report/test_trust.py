@@ -12,7 +12,7 @@ import pytest
 from tests.browser import Page, text_of
 from zsim.errors import InputError
 from zsim.report.report import Report
-from zsim.report.trust.trust import (
+from zsim.report.trust import (
     TITLE,
     evidence_items,
     fraction_by_grade,

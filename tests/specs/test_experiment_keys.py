@@ -10,7 +10,7 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
-from zsim.explain.resolved import resolved_experiment
+from zsim.explain.job import resolved_experiment
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.megatron.settings.config import MegatronConfig

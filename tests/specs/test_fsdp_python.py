@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.comparison.calls import calls_of_plan
+from zsim.comparison.plan_check import calls_of_plan
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 

@@ -24,12 +24,11 @@ from zsim.cli import app
 from zsim.comparison import planted
 from zsim.comparison.verdict import Tolerances
 from zsim.errors import InputError
-from zsim.study.check.check import CheckReport, run_check, sample
-from zsim.study.check.rows import CheckRow, pinned_content, pinned_rows, step_times
+from zsim.study.check.baseline import CheckRow, pinned_content, pinned_rows, step_times
+from zsim.study.check.check import CheckReport, report_lines, run_check, sample
 from zsim.study.check.targets import find_targets
-from zsim.study.check.text import report_lines
-from zsim.study.measured.results import CheckResult, RowResult
-from zsim.trace.chrome.write import write_chrome_trace
+from zsim.study.measured.prediction import CheckResult, RowResult
+from zsim.trace.chrome import write_chrome_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 JOB = """

@@ -11,7 +11,7 @@ from zsim.errors import InputError
 from zsim.study.check.check import run_check
 from zsim.study.check.targets import find_targets
 from zsim.study.measured.experiment_table import predict_run, read_experiment_runs, write_run_experiments
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 
 KEYS = "row_id,model,cluster,gpus,training.sequence_length,training.compile,strategy.kind"
 ROW = "a,gpt2,dgx-h100,8,512,true,ddp"
@@ -116,10 +116,10 @@ def test_rows_are_written_as_experiments_that_predict_the_same(tmp_path: Path) -
     path.write_text(f'{KEYS}{columns}\n{ROW},2,40 GB,"[""c_attn""]",0.5,true\n')
     (run,) = read_experiment_runs(path)
     written = write_run_experiments([path], tmp_path / "files")
-    assert written.to_dict() == {"written": {"a": str(tmp_path / "files" / "a.toml")}}
-    text = written.files["a"].read_text()
+    assert written == {"a": tmp_path / "files" / "a.toml"}
+    text = written["a"].read_text()
     assert text.startswith("# a, of runs\n# measured: step_seconds = 0.5, fits = true\n")
-    again = zsim.load_experiment(written.files["a"])
+    again = zsim.load_experiment(written["a"])
     assert again == run.experiment
     assert zsim.simulate(again).report.step_seconds == predict_run(run).predicted_seconds
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from zsim.cli import app
 from zsim.commands.reference import presets
 from zsim.errors import InputError
-from zsim.study.model_presets import model_preset, model_presets
+from zsim.study.presets import model_preset, model_presets
 
 
 def test_every_row_fits_a_terminal_of_80_columns() -> None:

@@ -10,9 +10,8 @@ from zsim import Experiment
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.advice import simulate
 from zsim.study.needs import Need, needs, offload_need
-from zsim.study.search import least_factor
+from zsim.study.search import least_factor, simulate
 from zsim.study.sensitivity.sensitivity import HARDWARE
 from zsim.units import format_seconds
 

@@ -11,8 +11,8 @@ import zsim
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.rent.question import usual_batch
 from zsim.study.rent.rent import RentResult, search_clusters
+from zsim.study.rent.search import usual_batch
 from zsim.study.tune.evaluate import Evaluator
 
 SMALL = {"model": "llama-3.2-1b", "sequence_length": 1024, "jobs": 1}

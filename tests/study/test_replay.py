@@ -25,7 +25,7 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology
 from zsim.study.replay.replay import Replay
 from zsim.study.replay.what_if import is_matrix_product, recorded_gpu
-from zsim.trace.chrome.write import write_chrome_traces
+from zsim.trace.chrome import write_chrome_traces
 from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 GLOO = Path(__file__).resolve().parents[2] / "traces" / "gloo"

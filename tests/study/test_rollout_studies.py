@@ -13,7 +13,7 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.study.rollouts import changed_numbers, resize_rollout, turned_numbers
 from zsim.study.scaling.scaling import run_scaling
 from zsim.study.sensitivity.sensitivity import rollout_variations
-from zsim.study.sweep.row import point_record
+from zsim.study.sweep.records import point_record
 from zsim.study.tune.rollout import RolloutTuning, tune_rollout
 from zsim.workflows.rl.result import simulate_rl
 

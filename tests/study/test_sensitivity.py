@@ -20,24 +20,22 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
-from zsim.study.sensitivity.requirements import (
-    Requirement,
-    excluded_resources,
-    memory_to_fit,
-    parse_target,
-    requirements,
-)
 from zsim.study.sensitivity.result import (
     SensitivityResult,
-    run_sensitivity,
+    sensitivity,
     sensitivity_page,
     tornado,
 )
 from zsim.study.sensitivity.sensitivity import (
     HARDWARE,
+    Requirement,
     SensitivityBar,
     Variation,
+    excluded_resources,
     hardware_variations,
+    memory_to_fit,
+    parse_target,
+    requirements,
     software_numbers,
 )
 
@@ -153,7 +151,7 @@ def test_a_changed_number_loses_the_spread_of_the_old_one(tmp_path: Path) -> Non
 def test_numbers_come_in_the_order_in_which_they_matter(tmp_path: Path) -> None:
     """One GPU computes and sends nothing: the network has no effect, faster memory helps."""
     experiment = llama(gpus=1, training={"sequence_length": 512, "micro_batch_size": 8})
-    found = run_sensitivity(experiment, tmp_path, is_quiet=True)
+    found = sensitivity(experiment, cache=tmp_path, jobs=1)
     swings = [bar.swing(found.step_seconds) for bar in found.bars]
     assert swings == sorted(swings, reverse=True)
     assert found.step_seconds == simulate_job(resolve(experiment)).trace.step_seconds
@@ -168,7 +166,7 @@ def test_numbers_come_in_the_order_in_which_they_matter(tmp_path: Path) -> None:
 
 def test_a_bar_is_repeated_by_what_it_says(tmp_path: Path) -> None:
     experiment = llama(strategy={"kind": "deepspeed", "config": CPU_OFFLOAD})
-    found = run_sensitivity(experiment, tmp_path, is_quiet=True)
+    found = sensitivity(experiment, cache=tmp_path, jobs=1)
     bar = next(bar for bar in found.bars if bar.variation.name == "CPU optimizer")
     assert bar.variation.overrides[0]["cluster.offload.optimizer_fraction"] == pytest.approx(0.8 * 0.359)
     again = simulate_job(
@@ -179,9 +177,9 @@ def test_a_bar_is_repeated_by_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, -0.1])
-def test_a_spread_is_a_fraction(spread: float, tmp_path: Path) -> None:
+def test_a_spread_is_a_fraction(spread: float) -> None:
     with pytest.raises(InputError, match=r"--spread: found .* expected a fraction between 0 and 1"):
-        run_sensitivity(llama(), tmp_path, spread=spread, is_quiet=True)
+        sensitivity(llama(), spread=spread)
 
 
 # -- targets ---------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from zsim.cli import app
 from zsim.comparison import planted
-from zsim.comparison.calls import Call, fold, unfold
 from zsim.comparison.compare import compare
+from zsim.comparison.plan_check import Call, fold, unfold
 from zsim.errors import InputError
 from zsim.study.check.targets import load_trace
-from zsim.trace.chrome.write import write_chrome_trace
+from zsim.trace.chrome import write_chrome_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """

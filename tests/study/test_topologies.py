@@ -18,8 +18,13 @@ from zsim.specs.topology.topology import Topology
 from zsim.study.topologies.drawing import draw_fabric
 from zsim.study.topologies.figures import drawing_figure, fabric_figure, heat_color
 from zsim.study.topologies.result import compare_topologies, comparison_page, topology_page
-from zsim.study.topologies.text import order_lines, tie_sentences
-from zsim.study.topologies.topologies import MeshOrder, compare_orders, describe_topology
+from zsim.study.topologies.topologies import (
+    MeshOrder,
+    compare_orders,
+    describe_topology,
+    order_lines,
+    tie_sentences,
+)
 
 
 @pytest.mark.parametrize("name", topology_preset_names())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.trace.chrome.write import chrome_trace, write_chrome_trace, write_chrome_traces
+from zsim.trace.chrome import chrome_trace, write_chrome_trace, write_chrome_traces
 from zsim.trace.trace import Trace
 
 GATHER = {

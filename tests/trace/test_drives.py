@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.expect import there
-from zsim.trace.chrome.write import chrome_trace
+from zsim.trace.chrome import chrome_trace
 from zsim.trace.drives import drive_rates
 from zsim.trace.trace import Trace
 

@@ -19,7 +19,7 @@ from tests.pipelines import one_f_one_b, pipeline_plan
 from tests.report.test_bubbles import LONG, SHORT, free_job, seconds_of
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.explain.pipeline import pipeline_of
-from zsim.trace.chrome.write import RankMarks, chrome_trace, merged_rank_traces, write_rank_traces
+from zsim.trace.chrome import RankMarks, chrome_trace, merged_rank_traces, write_rank_traces
 
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 

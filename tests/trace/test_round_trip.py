@@ -14,7 +14,7 @@ import pytest
 import zsim
 from tests.expect import there
 from zsim.report.breakdown import step_breakdown
-from zsim.trace.chrome.write import write_chrome_trace, write_chrome_traces
+from zsim.trace.chrome import write_chrome_trace, write_chrome_traces
 from zsim.trace.trace import SpanInfo, SpanInfos, Trace, kind_mask
 
 

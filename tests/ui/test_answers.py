@@ -14,9 +14,9 @@ import pytest
 from tests.ui.test_form import made
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
+from zsim.ui.answer import setting_token
 from zsim.ui.app import Answers, make_app
 from zsim.ui.form import Form, make_form
-from zsim.ui.prediction import setting_token
 from zsim.ui.process.backend import Backend, curve
 from zsim.ui.process.worker import Backends
 

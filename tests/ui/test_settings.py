@@ -13,10 +13,9 @@ import pytest
 from tests.ui.test_form import made
 from zsim.engine.micro_batches import simulate_step
 from zsim.specs.experiment.resolve import resolve
-from zsim.ui.answer import answer, remedy_settings
+from zsim.ui.answer import Predictions, answer, differences, remedy_settings
 from zsim.ui.downloads import file_content
 from zsim.ui.form import make_form
-from zsim.ui.prediction import Predictions, differences, setting_token
 from zsim.ui.settings import MAX_PINS, add_pin, apply_remedy, ratio_words, remove_pin
 
 MICRO_BATCH = "training.micro_batch_size"
@@ -63,10 +62,9 @@ def test_a_small_difference_is_none_that_zsim_can_tell() -> None:
 
 def test_an_outcome_is_the_answers_and_is_simulated_once() -> None:
     form, outcomes = make_form(made()), Predictions()
-    token = setting_token(form.initial, "")
-    found = outcomes.get_prediction(token, form, form.initial, "")
+    found = outcomes.get_prediction(form, form.initial, "")
     assert found == answer(made()).outcome
-    assert outcomes.get_prediction(token, form, form.initial, "") is found
+    assert outcomes.get_prediction(form, form.initial, "") is found
 
 
 def test_what_does_not_fit_is_mended_by_its_own_switches() -> None:

@@ -23,7 +23,7 @@ from validation.zero import checkpoint
 from validation.zero.closed_forms import FlatSize
 from validation.zero.config import Stage, ZeroConfig
 from validation.zero.engine import ZeroEngine
-from zsim.comparison.calls import Call
+from zsim.comparison.plan_check import Call
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.comparison.calls import Call, fold, unfold
+from zsim.comparison.plan_check import Call, fold, unfold
 
 GATHER = Call("all_gather", 800, "bf16", 8, 1, module="layers.0")
 REDUCE = Call("reduce_scatter", 1600, "fp32", 8, 1, module="layers.0")

@@ -14,7 +14,7 @@ from validation import collective_log, tracing  # noqa: E402
 from validation.collective_log import CollectiveLog, blocks  # noqa: E402
 from validation.oracle.run import fake_world  # noqa: E402
 from validation.tracing import Tracer  # noqa: E402
-from zsim.comparison.calls import Call  # noqa: E402
+from zsim.comparison.plan_check import Call  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

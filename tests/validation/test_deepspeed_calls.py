@@ -17,7 +17,7 @@ import zsim
 from validation import plan_check
 from validation.cases.cases import ANY_CLUSTER
 from validation.deepspeed_calls.configurations import STAGE_3, configuration, configurations
-from zsim.comparison.calls import calls_of_plan, unfold
+from zsim.comparison.plan_check import calls_of_plan, unfold
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.fetch_trace import trace_of
 from zsim.plan.workload.workload import make_workload

@@ -21,7 +21,7 @@ from validation.deepspeed_calls.experts import (
     TOP_K,
     with_sorted_gathers,
 )
-from zsim.comparison.calls import calls_of_plan
+from zsim.comparison.plan_check import calls_of_plan
 
 RECORDED: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "traces" / "deepspeed" / "experts.json").read_text()

@@ -13,13 +13,13 @@ import zsim
 from validation.published.coverage import judge_runs
 from validation.published.measured_experiments import (
     main,
+    memory_figures,
     memory_lines,
     predict_experiment,
     validated_experiments,
 )
 from validation.published.sources import changes_of_source
 from validation.published.strangers_page import strangers_lines
-from zsim.report.fit import memory_figures
 from zsim.validated.runs import validated_runs
 from zsim.validated.spread import spread_estimates
 

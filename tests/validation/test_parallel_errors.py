@@ -10,7 +10,7 @@ import pytest
 
 from validation.published import parallel
 from validation.published.table import PublishedRun
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 
 FAST = RowResult(
     "a-1", "a", "ok", measured_seconds=2.0, predicted_seconds=1.9, relative_error=-0.05, role="report",

@@ -20,7 +20,7 @@ from validation.llama import Llama, LlamaShape  # noqa: E402
 from validation.oracle.run import fake_world  # noqa: E402
 from validation.record.cases import MODELS  # noqa: E402
 from validation.tracing import SILENT  # noqa: E402
-from zsim.comparison.calls import Call, calls_of_plan  # noqa: E402
+from zsim.comparison.plan_check import Call, calls_of_plan  # noqa: E402
 from zsim.plan.memory.tensors import bytes_before_update  # noqa: E402
 from zsim.plan.ops import Device, Plan  # noqa: E402
 

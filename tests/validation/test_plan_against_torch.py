@@ -20,7 +20,7 @@ from validation import plan_check, plan_check_page
 from validation.cases.cases import oracle_experiment
 from validation.oracle.answer import Answer
 from validation.oracle.case import Case
-from zsim.comparison.calls import Call, calls_of_plan, unfold
+from zsim.comparison.plan_check import Call, calls_of_plan, unfold
 from zsim.plan.memory.tensors import bytes_before_update, plan_peaks
 
 needs_torch = pytest.mark.skipif(

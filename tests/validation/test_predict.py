@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 from validation.predict import RUNS, line, machine_text, run_text, runs
 from validation.record.cases import LARGER_MODELS, experiment
 from zsim.specs.cluster.files import load_cluster
-from zsim.study.check.rows import CheckRow
+from zsim.study.check.baseline import CheckRow
 
 MACHINE = Path(__file__).resolve().parents[2] / "traces" / "cpu-2core-epyc"
 

@@ -16,8 +16,7 @@ from validation.published.table import PublishedRun, read_runs
 from zsim.devices.allocator import AllocatorCounts
 from zsim.engine.allocation import Allocation
 from zsim.engine.simulate import simulate_job
-from zsim.study.measured.prediction import StepPrediction, predict_step
-from zsim.study.measured.results import error_figures
+from zsim.study.measured.prediction import StepPrediction, error_figures, predict_step
 
 HEADER = (
     "row_id,source,n_layers,hidden,n_heads,ffn,mlp_type,vocab,tied_emb,seq_len,gpu,n_gpus,gpus_per_node,strategy,"

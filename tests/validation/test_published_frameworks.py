@@ -7,7 +7,7 @@ import pytest
 from validation.published.frameworks import framework_lines
 from validation.published.parallelism import kind_of_parallelism
 from validation.published.table import PublishedRun
-from zsim.study.measured.results import RowResult, mean_of_sources, summarise
+from zsim.study.measured.prediction import RowResult, mean_of_sources, summarise
 
 
 def row(source: str, error: float | None, framework: str = "Megatron", parallelism: str = "TP") -> RowResult:

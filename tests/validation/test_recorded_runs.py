@@ -12,7 +12,7 @@ from tests.validation.test_published_megatron import CELLS
 from validation.published.predict import predict_row
 from validation.published.recorded import merge_runs, record, recorded_runs
 from validation.published.table import PublishedRun
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 from zsim.validated.runs import ValidatedRun
 
 

@@ -15,7 +15,7 @@ import pytest
 from validation.provenance import checksums
 from validation.record.__main__ import record_everything
 from validation.record.cases import STRATEGIES, find, folder_name, recorded_cases
-from zsim.comparison.calls import unfold
+from zsim.comparison.plan_check import unfold
 
 TRACES = Path(__file__).parents[2] / "traces"
 GLOO = TRACES / "gloo"

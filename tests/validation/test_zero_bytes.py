@@ -24,7 +24,7 @@ from validation.zero.config import ZeroConfig  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zsim.comparison.calls import Call
+    from zsim.comparison.plan_check import Call
 
 pytestmark = pytest.mark.torch
 # two runs at once must not share files

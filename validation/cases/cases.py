@@ -16,9 +16,8 @@ from validation.cases.memory import memory_rows
 from validation.cases.saves import clock_rows, files_rows
 from validation.cases.shaped_link import predict_ahead
 from zsim.api import make_plan, simulate
-from zsim.comparison.calls import calls_of_plan, unfold
 from zsim.comparison.compare import compare
-from zsim.comparison.plan_check import check_plan
+from zsim.comparison.plan_check import calls_of_plan, check_plan, unfold
 from zsim.comparison.verdict import MAX_FOREIGN_FRACTION, judge
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.memory.tensors import bytes_before_update, plan_peaks
@@ -26,7 +25,7 @@ from zsim.plan.ops import Plan
 from zsim.report.report import Report
 from zsim.report.views.meanings import MEMORY
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.check.rows import CheckRow, Outcome, row_of_metric
+from zsim.study.check.baseline import CheckRow, Outcome, row_of_metric
 from zsim.study.check.targets import kind_of
 from zsim.trace.readers.content import Content
 from zsim.trace.readers.read import read_trace

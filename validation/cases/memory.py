@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from zsim.plan.ops import Plan
 from zsim.report.views.meanings import MEMORY
-from zsim.study.check.rows import CheckRow
+from zsim.study.check.baseline import CheckRow
 from zsim.trace.trace import MemoryEvents, Trace
 from zsim.units import format_bytes
 

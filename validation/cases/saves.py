@@ -12,16 +12,15 @@ from typing import Any
 from zsim.api import simulate
 from zsim.comparison.verdict import judge
 from zsim.goodput.checkpoints.cost import cost_of
-from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import PlanningRates, SavingRates, overlapped_step
-from zsim.goodput.checkpoints.saved import SavedFiles
+from zsim.goodput.checkpoints.saved import SavedFiles, saved_files
 from zsim.goodput.scenario import Checkpoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.check.rows import CheckRow, Outcome, row_of_metric
+from zsim.study.check.baseline import CheckRow, Outcome, row_of_metric
 
 CPU_CLUSTER = "cpu-gloo"
 BLOCKING = 0.30
@@ -45,7 +44,7 @@ def files_rows(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[Ch
     """A row per configuration: the tensors' bytes in every file."""
     for configuration, entry in content["configurations"].items():
         saved = recorded_saved(recorded_job(entry, content["models"], "dgx-h100"), entry)
-        mine = {file.name: file.tensors for file in saved.loaded_files}
+        mine = {file.name: file.tensors for file in saved.converted or saved.files}
         there = {file: size for file, (_, size) in entry["files"].items()}
         wrong = sorted(file for file in {*mine, *there} if mine.get(file) != there.get(file))
         text = "; ".join(

@@ -19,7 +19,7 @@ from validation.collective_log import CollectiveLog
 from validation.deepspeed_calls.configurations import STAGE_3, configuration
 from validation.deepspeed_calls.recording import options_of, write_cases
 from validation.launch import run
-from zsim.comparison.calls import fold
+from zsim.comparison.plan_check import fold
 
 TOKENS = 16
 WARM_UP_STEPS = 3  # ZeRO-3 observes the first, records the second, and prefetches from the third on

@@ -12,7 +12,7 @@ from validation.examples import make_batch
 from validation.llama import Llama
 from validation.record.cases import Recording
 from validation.record.run import shape_of
-from zsim.comparison.calls import fold
+from zsim.comparison.plan_check import fold
 
 WARM_UP_STEPS = 3  # ZeRO-3 observes the first, records the second, and prefetches from the third on
 

@@ -11,7 +11,7 @@ import torch.nn as nn
 from validation.microbench.bench import Benchmark
 from validation.microbench.kernels import Prepared, clock
 from validation.tracing import Tracer
-from zsim.comparison.calls import Call
+from zsim.comparison.plan_check import Call
 
 CALLS = 1000
 

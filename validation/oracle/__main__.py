@@ -14,7 +14,7 @@ from validation.oracle import case as cases
 from validation.oracle.answer import Answer
 from validation.oracle.recorded import recorded_cases
 from validation.provenance import provenance
-from zsim.comparison.calls import fold
+from zsim.comparison.plan_check import fold
 
 
 def parse_reshard(text: str) -> bool | int:

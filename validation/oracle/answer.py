@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from validation.oracle.case import Case
-from zsim.comparison.calls import Call, fold, unfold
+from zsim.comparison.plan_check import Call, fold, unfold
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from validation.published.predict import predict_row, shipped_tables
 from validation.published.table import read_runs
 from zsim import api
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 
 _STATES = ("parameters", "gradients", "optimizer_states")
 Tables = Mapping[str, Any]

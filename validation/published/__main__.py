@@ -25,8 +25,7 @@ from zsim.errors import InputError, ZsimError
 from zsim.files import check_file
 from zsim.resources import CHECKOUT
 from zsim.study.check.baseline import Baseline, read_baseline
-from zsim.study.check.check import CheckReport, sample
-from zsim.study.check.text import report_lines
+from zsim.study.check.check import CheckReport, report_lines, sample
 from zsim.study.measured.error_summary import error_summaries, overall_error_summary, table_lines
 from zsim.validated.runs import validated_runs
 

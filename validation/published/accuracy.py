@@ -32,14 +32,16 @@ from validation.published.strangers import join_strangers, strangers_runs
 from validation.published.strangers_page import strangers_lines
 from validation.published.table import read_runs
 from validation.published.validation_rows import validated_runs_of
+from zsim.report.views.text.plain import markdown, named_columns
 from zsim.study.check.baseline import Baseline, read_baseline
 from zsim.study.measured.error_summary import (
     error_summaries,
-    markdown_lines,
+    format_error,
     overall_error_summary,
+    summary_cells,
     table_lines,
 )
-from zsim.study.measured.results import CheckResult, RowResult, error_figures, summarise
+from zsim.study.measured.prediction import CheckResult, RowResult, error_figures, summarise
 from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, read_validated
 from zsim.version import __version__
 
@@ -229,6 +231,24 @@ def errors_page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]]) -> 
         if rows:
             lines += [f"## {title}", "", *markdown_lines(CheckResult(rows, ())), ""]
     return lines + _by_tier(result) + _by_gpus(by_gpus) + _by_cause(result) + _worst(result)
+
+
+def markdown_lines(result: CheckResult) -> list[str]:
+    """The errors by source and role as a Markdown table."""
+    summary = result.to_dict()["summary"]
+    columns = named_columns(
+        "source", "rows", "skipped", "mean", "median", "worst", "bias", "memory rows", "memory mean",
+        "fits right",
+    )  # fmt: skip
+    rows = []
+    for name, figures in (*summary["by_source"].items(), ("**all**", summary)):
+        if not figures["simulated"]:
+            continue
+        memory, fits = figures["memory"], figures["fits"]
+        right = f"{fits['right']} of {fits['rows']}" if fits["rows"] else ""
+        mean = format_error(memory["mean_absolute_error"])
+        rows.append([*summary_cells(name, figures), f"{memory['rows']}", mean, right])
+    return markdown(columns, rows)
 
 
 def cause_of(row: RowResult) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 
 from zsim.api import simulate
 from zsim.goodput.checkpoints.cost import cost_of
-from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import OverlappedStep, overlapped_step
+from zsim.goodput.checkpoints.saved import saved_files
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage

@@ -24,7 +24,7 @@ from validation.published.predict import predict_row
 from validation.published.recorded import record, recorded_runs
 from validation.published.table import PublishedRun, read_runs
 from zsim.report.views.text.plain import markdown, named_columns
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 
 HERE = Path(__file__).parent
 COLUMNS = (

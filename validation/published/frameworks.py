@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from zsim.report.views.text.plain import markdown, named_columns
-from zsim.study.measured.results import RowResult, error_figures, mean_of_sources
+from zsim.study.measured.prediction import RowResult, error_figures, mean_of_sources
 
 _ALL = "**all**"
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.goodput.closed_forms import best_work_seconds
 from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile, run_seeds
 from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Saves, Scenario
+from zsim.goodput.search import best_work_seconds
 from zsim.report.fit import fit_of
 from zsim.specs.experiment.load import change_experiment, load_experiment
 from zsim.study.whole_runs import simulate_run

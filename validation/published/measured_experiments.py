@@ -28,9 +28,10 @@ import zsim
 from validation.published.shipped import format_validated_table
 from validation.published.sources import changes_of_source
 from zsim.errors import InputError, ZsimError
-from zsim.report.fit import memory_figures
+from zsim.report.fit import allocated_bytes, reserved_memory
+from zsim.report.report import Report
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.measured.results import error_figures
+from zsim.study.measured.prediction import error_figures
 from zsim.validated.features import Features
 from zsim.validated.runs import Settings, ValidatedRun, read_validated
 
@@ -247,3 +248,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def memory_figures(report: Report) -> dict[str, int]:
+    """The fullest GPU's peak bytes by the figure that people publish: "allocated" and "reserved" of torch,
+    and "device", which nvidia-smi shows. Where torch's allocator was not simulated it reserves what it
+    allocates.
+    """
+    allocated, memory = allocated_bytes(report), reserved_memory(report)
+    reserved = allocated if memory is None else max(allocated, memory.torch_bytes)
+    outside = report.peaks["gpu"].at_total.get("framework", 0)
+    return {"allocated": allocated, "reserved": reserved, "device": reserved + outside}

@@ -22,16 +22,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from validation.published.measured_experiments import memory_figures
 from validation.published.memory_table import format_memory_table
 from validation.published.predict import predict_row, shipped_tables
 from validation.published.table import PublishedRun, read_runs
 from zsim import Experiment
 from zsim.api import simulate
 from zsim.errors import ZsimError
-from zsim.report.fit import memory_figures
 from zsim.report.report import Report
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 from zsim.validated.memory import (
     LEAST_LOAD,
     RAN,

@@ -14,7 +14,7 @@ from validation.published.cpu_adam import predictions
 from validation.published.predict import predict_row, shipped_tables
 from validation.published.strategy import is_offloaded
 from validation.published.table import read_runs
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 
 TARGET = Path(__file__).parent / "offload.md"
 

@@ -23,8 +23,7 @@ from validation.published.predict import predict_row
 from validation.published.recorded import record, recorded_runs
 from validation.published.table import PublishedRun, read_runs
 from zsim.report.views.text.plain import markdown, named_columns
-from zsim.study.measured.prediction import iterate_predictions
-from zsim.study.measured.results import RowResult, error_figures
+from zsim.study.measured.prediction import RowResult, error_figures, iterate_predictions
 
 FOLDER = Path(__file__).parent
 TABLE = FOLDER / "parallel_errors.csv"

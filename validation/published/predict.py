@@ -15,8 +15,7 @@ from validation.published.sources import complete_run
 from validation.published.table import PublishedRun, read_runs
 from zsim.errors import InputError, ZsimError
 from zsim.specs.experiment.job import Job
-from zsim.study.measured.prediction import iterate_predictions, predict_job
-from zsim.study.measured.results import CheckResult, RowResult
+from zsim.study.measured.prediction import CheckResult, RowResult, iterate_predictions, predict_job
 
 FOLDER = Path(__file__).resolve().parent
 _MEMORY_KINDS = {"alloc": "allocated", "active": "active", "reserved": "reserved"}  # by column and word

@@ -12,7 +12,7 @@ from pathlib import Path
 from validation.published.shipped import format_validated_table
 from validation.published.table import PublishedRun
 from validation.published.validation_rows import validated_run_of
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 from zsim.validated.runs import ValidatedRun, read_validated
 
 TABLE = Path(__file__).resolve().parent / "recorded_errors.csv"

@@ -11,7 +11,7 @@ from validation.published.predict import measured_seconds
 from validation.published.table import PublishedRun
 from zsim.report.job_features import degrees_of
 from zsim.specs.experiment.job import Job
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult
 from zsim.validated.runs import Settings, ValidatedRun
 
 _FEW_STEPS = re.compile(r"\b(few|[1-5]) steps\b")

@@ -22,7 +22,7 @@ from validation.probe import Probe
 from validation.record import flight_recorder, kineto
 from validation.record.cases import SHAPES, Recording
 from validation.tracing import Tracer, now
-from zsim.comparison.calls import Call, fold
+from zsim.comparison.plan_check import Call, fold
 
 WARM_UP_STEPS = 5
 TRACED_STEPS = 2

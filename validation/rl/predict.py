@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from validation.published.measured_experiments import memory_figures
 from validation.rl.engines import predict_engine
 from validation.rl.steps import RowExperiment, placement_of, row_experiment
 from validation.rl.table import RlRow
@@ -14,7 +15,6 @@ from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
-from zsim.report.fit import memory_figures
 from zsim.specs.library import Library
 from zsim.workflows.rl.job import resolve_rl
 from zsim.workflows.rl.phases import TRAINED_BYTES, sync_seconds

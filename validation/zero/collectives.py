@@ -17,7 +17,7 @@ from torch import Tensor
 
 from validation.collective_log import DTYPE_NAMES
 from validation.tracing import SILENT, CollectiveSpan, Tracer
-from zsim.comparison.calls import Call
+from zsim.comparison.plan_check import Call
 
 # torch 2.13 renamed these; older versions have only the second names.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.calibrate.kernel_fits import fit_gpu
+from zsim.calibrate.kernel_fits import CurveFit, fit_gpu
 from zsim.calibrate.link_fits import MIN_COLLECTIVES, MIN_COPIES, MIN_TRANSFERS, RING_KINDS, fit_cluster
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.calibrate.robust_fit import CurveFit
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.formats.toml import toml_text

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.calibrate.kernel_fits import sources
+from zsim.calibrate.kernel_fits import CurveFit, FitParameter, fit_points, robust_fit, sources, value_range
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.calibrate.robust_fit import CurveFit, FitParameter, fit_points, robust_fit, value_range
 from zsim.cost.collectives.rounds import bus_bytes, ring_rounds
 from zsim.cost.rates.host_calls import load_host_costs
 from zsim.cost.rates.nvme import stream_bytes_per_second

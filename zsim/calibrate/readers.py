@@ -32,16 +32,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zsim.calibrate.logs import (
+from zsim.calibrate.measurements import (
     COLLECTIVE_KINDS,
+    COUNT,
+    FLAG,
+    TEXT,
+    CheckedTable,
+    Measurement,
+    Measurements,
     block_bytes,
     collective_row,
     drive_row,
+    excerpt,
     framework_logs,
     log_number,
     log_text,
 )
-from zsim.calibrate.measurements import COUNT, FLAG, TEXT, CheckedTable, Measurement, Measurements, excerpt
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_json
 from zsim.trace.readers.read import read_trace

@@ -15,7 +15,7 @@ from zsim.specs.strategy.choices import values_of
 
 if TYPE_CHECKING:
     from zsim.calibrate.hardware_file import Calibration
-    from zsim.calibrate.robust_fit import CurveFit
+    from zsim.calibrate.kernel_fits import CurveFit
 
 
 def calibrate(

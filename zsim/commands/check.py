@@ -76,9 +76,8 @@ def check(
     and outcomes, which may be empty: step_seconds, tokens_per_second_per_gpu, gpu_bytes, fits.
     """
     from zsim.comparison.verdict import Tolerances
-    from zsim.study.check.check import COUNTED, run_check
+    from zsim.study.check.check import COUNTED, junit_xml, report_lines, run_check
     from zsim.study.check.targets import checkout
-    from zsim.study.check.text import junit_xml, report_lines
     from zsim.study.measured.error_summary import error_summaries, overall_error_summary, table_lines
     from zsim.study.progress import Counts
 
@@ -131,8 +130,9 @@ def _write_experiments(tables: list[Path], folder: Path, json_: Path | None) -> 
 
     if not tables:
         raise InputError("--write-experiments: expected tables of measured runs, RUNS.csv")
-    written = write_run_experiments(tables, folder)
-    answer(written.lines(folder), written.to_dict, json_)
+    files = write_run_experiments(tables, folder)
+    words = f"{len(files):,} experiment{'s' * (len(files) != 1)} in {folder}"
+    answer([words], lambda: {"written": {row: str(path) for row, path in files.items()}}, json_)
 
 
 def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Baseline | None, Path]:

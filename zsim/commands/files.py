@@ -16,10 +16,9 @@ from zsim.commands.options import (
     folder_option,
     print_note,
     takes_experiment,
-    write_files,
 )
 from zsim.errors import InputError
-from zsim.files import write_atomically
+from zsim.files import write_atomically, write_files
 from zsim.specs.experiment.programs import listed_programs
 
 # What `import_file` lets through: options of other programs.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from zsim.errors import InputError
-from zsim.files import check_file, check_folder, make_folder, write_atomically
+from zsim.files import check_file, check_folder, write_atomically
 from zsim.specs.experiment.programs import listed_programs
 
 if TYPE_CHECKING:
@@ -298,10 +298,3 @@ def format_json(content: Any) -> str:
 
 def write_json(content: Any, path: Path) -> Path:
     return write_atomically(path, format_json(content))
-
-
-def write_files(files: dict[str, str], folder: Path) -> list[Path]:
-    """Write {path below `folder`: text}, making folders as needed. Returns the paths."""
-    for parent in {(folder / name).parent for name in files}:
-        make_folder(parent)
-    return [write_atomically(folder / name, text) for name, text in files.items()]

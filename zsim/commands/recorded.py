@@ -106,7 +106,7 @@ def replay(
     """
     from zsim.study.replay.replay import replay as replay_trace
     from zsim.study.replay.replay import replay_lines
-    from zsim.trace.chrome.write import write_chrome_traces
+    from zsim.trace.chrome import write_chrome_traces
     from zsim.trace.readers.read import read_trace
 
     result = replay_trace(

@@ -100,11 +100,10 @@ def presets(
 ) -> None:
     """The models and clusters that ship with zsim, and what is validated of them."""
     from zsim.specs.presets import topology_preset_names
-    from zsim.study.model_presets import model_preset, model_presets
+    from zsim.study.presets import model_preset, model_presets
 
     if name in topology_preset_names():
-        from zsim.study.topologies.text import preset_lines
-        from zsim.study.topologies.topologies import describe_preset
+        from zsim.study.topologies.topologies import describe_preset, preset_lines
 
         facts = describe_preset(name)
         answer(preset_lines(facts), lambda: facts, json_)
@@ -132,7 +131,7 @@ def presets(
 
 
 def _unvalidated_lines() -> Iterator[str]:
-    from zsim.study.unvalidated import list_unvalidated
+    from zsim.study.presets import list_unvalidated
 
     yield "\nNo published run says how far zsim is off on these:"
     for category, names in list_unvalidated().items():

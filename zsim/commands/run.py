@@ -85,9 +85,9 @@ def trust(
     """Should I believe this? The validated runs nearest to a job with zsim's errors on them, why the step's
     interval is as wide as it is, what the step rests on, and what to measure to know it better.
     """
-    from zsim.report.trust.trust import trust_of
-    from zsim.study.advice import simulate
+    from zsim.report.trust import trust_of
     from zsim.study.anchoring import anchor_step
+    from zsim.study.search import simulate
 
     if at and measured is None:
         raise InputError(f"--at {at[0]}: expected --measured SECONDS beside it, the step measured there")
@@ -127,7 +127,7 @@ def _run(
     `lengths` are the keys of the run's length that options gave.
     """
     from zsim.report.views.text.report import brief_lines, print_report
-    from zsim.study.advice import simulate
+    from zsim.study.search import simulate
 
     experiment = options.load()
     if experiment.rl is not None:
@@ -190,7 +190,7 @@ def _run_rl(experiment: Experiment, json_: Path | None, out: Path | None, *, is_
 def _write_rl(result: RlResult, folder: Path) -> dict[str, Path]:
     """The files of a step of reinforcement learning that were written, by kind."""
     from zsim.files import write_atomically
-    from zsim.trace.chrome.write import write_document
+    from zsim.trace.chrome import write_document
     from zsim.workflows.rl.page import step_page, step_trace
 
     make_folder(folder)
@@ -219,7 +219,7 @@ def _warn_of_size(job: Job) -> None:
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:
     """The files that were written, by kind."""
     from zsim.report.views.html.report import write_html_report
-    from zsim.trace.chrome.write import RankMarks, write_chrome_trace, write_rank_traces
+    from zsim.trace.chrome import RankMarks, write_chrome_trace, write_rank_traces
 
     make_folder(folder)
     write_html_report(result.report, result.trace, folder / "report.html")

@@ -157,8 +157,8 @@ def sensitivity(
     With --target also the least of each resource that reaches it, by simulation. With [run] also what the
     days of the whole run depend on: failures, detection, start-up, the store, saves, spares.
     """
-    from zsim.study.sensitivity.requirements import memory_to_fit
     from zsim.study.sensitivity.result import sensitivity as find_sensitivity
+    from zsim.study.sensitivity.sensitivity import memory_to_fit
 
     experiment = options.load()
     if target == "fits":

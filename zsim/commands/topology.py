@@ -53,8 +53,7 @@ def show(
     json_: Json = None,
 ) -> None:
     """Show the parts of a cluster's fabric, its bandwidths, and a drawing of it."""
-    from zsim.study.topologies.text import topology_lines
-    from zsim.study.topologies.topologies import describe_topology
+    from zsim.study.topologies.topologies import describe_topology, topology_lines
 
     nodes = nodes or _num_nodes(cluster, 4)
     facts = describe_topology(cluster, nodes)
@@ -92,7 +91,7 @@ def bench(
     """An nccl-tests shaped table of one collective, or measured curves with the simulation's error."""
     from zsim.study.topologies import bench as collective_bench
     from zsim.study.topologies.result import bench_collectives
-    from zsim.study.topologies.text import curve_lines
+    from zsim.study.topologies.topologies import curve_lines
 
     if curves is not None:
         points = collective_bench.compare_curves(curves)

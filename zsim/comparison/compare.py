@@ -8,32 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
-from zsim.comparison.calls import calls_of_trace, convert_to_gloo
 from zsim.comparison.clock_check import check_clock
-from zsim.comparison.comparison import ComparedRuns
+from zsim.comparison.comparison import Comparison
 from zsim.comparison.memory_check import check_memory
 from zsim.comparison.op_classes import match_transfers
-from zsim.comparison.plan_check import PlanCheck, check_plan
+from zsim.comparison.plan_check import PlanCheck, calls_of_trace, check_plan, convert_to_gloo
 from zsim.comparison.verdict import PREDICTIONS, Tolerances, timing_doubt
-from zsim.comparison.views.page import comparison_lines, write_compare_page
 from zsim.errors import InputError
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
-
-
-class Comparison(ComparedRuns):
-    """Compared runs with their views: `print` shows the table, `write_html` writes the page."""
-
-    def write_html(self, path: str | Path) -> Path:
-        """Write one page with both timelines and the differences, which fetches nothing."""
-        return write_compare_page(self, path)
-
-    def __str__(self) -> str:
-        return "\n".join(comparison_lines(self))
 
 
 def compare(

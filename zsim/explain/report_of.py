@@ -9,11 +9,27 @@ from typing import TypeVar
 from zsim.cost.rates.power import GpuActivity
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
-from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, rank_capacities, traced_step_of
-from zsim.explain.notes import notes_of
-from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
-from zsim.explain.resolved import model_size, resolved_experiment, resolved_parallelism
-from zsim.explain.sampled_micro_batches import (
+from zsim.explain.job import (
+    attention_note,
+    kernel_activity_of,
+    model_size,
+    resolved_experiment,
+    resolved_parallelism,
+    step_work,
+)
+from zsim.explain.notes import extrapolations, notes_of
+from zsim.explain.pipeline import (
+    Terms,
+    bubbles_of,
+    gpu_type_rows,
+    mean_energy,
+    pipeline_of,
+    rank_capacities,
+    slowest_step,
+    traced_step_of,
+)
+from zsim.explain.variants import (
+    Variants,
     add_memory_peak,
     full_allocation,
     full_collectives,
@@ -22,8 +38,6 @@ from zsim.explain.sampled_micro_batches import (
     micro_batches_note,
     sum_rows,
 )
-from zsim.explain.variants import Variants
-from zsim.explain.work import attention_note, kernel_activity_of, step_work
 from zsim.plan.make import is_offloaded, moments_of
 from zsim.plan.memory.capacity import (
     excess_bytes,
@@ -41,13 +55,12 @@ from zsim.report.breakdown import weighted_sums
 from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seconds
 from zsim.report.critical.path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
-from zsim.report.extrapolation import extrapolations
 from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, loss_note, rank_rows, step_spread
 from zsim.report.job_features import step_validation
 from zsim.report.limiting_sentence import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, AllocatorRow, OutOfMemory, over_limit
 from zsim.report.offload import TierRow, moved_bytes_of
-from zsim.report.pipeline.section import PipelineSection
+from zsim.report.pipeline import PipelineSection
 from zsim.report.rank_map import RankMap, rank_map
 from zsim.report.report import JobFacts, MachineUse, Report, TracedStep, make_report
 from zsim.report.traffic import SentRow, TrafficRow, reported_group

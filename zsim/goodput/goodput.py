@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import count
 
 from zsim.errors import InputError
-from zsim.goodput.closed_forms import long_run_goodput
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.result import SimulatedRun, mode_choices, spare_choices
 from zsim.goodput.runs import (
@@ -23,7 +22,7 @@ from zsim.goodput.runs import (
     wake_processes,
 )
 from zsim.goodput.scenario import Checkpoint, Scenario
-from zsim.goodput.search import IntervalCurve, best_interval, starting_interval
+from zsim.goodput.search import IntervalCurve, best_interval, long_run_goodput, starting_interval
 from zsim.goodput.training_run import TrainingRun
 from zsim.units import format_duration
 

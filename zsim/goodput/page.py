@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from zsim.goodput.ledger import Span
+from zsim.goodput.progress import Span
 from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import HIGH, LOW, quantile
 from zsim.goodput.text import (

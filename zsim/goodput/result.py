@@ -9,12 +9,11 @@ from typing import Any
 
 from zsim.errors import ZsimError
 from zsim.goodput.checkpoints.cost import STATED_KEYS
-from zsim.goodput.closed_forms import estimate_repairs
-from zsim.goodput.ledger import RunLedger
 from zsim.goodput.prepared import PreparedRun
+from zsim.goodput.progress import RunLedger
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
 from zsim.goodput.scenario import Checkpoint
-from zsim.goodput.search import IntervalCurve, run_comparable, starting_interval
+from zsim.goodput.search import IntervalCurve, estimate_repairs, run_comparable, starting_interval
 from zsim.report.report import Report
 from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.checkpoint import CheckpointMode

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import chain
 from statistics import fmean, stdev
 
-from zsim.goodput.ledger import BINS, PhaseTime, RunLedger
+from zsim.goodput.progress import BINS, PhaseTime, RunLedger
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.training_run import TrainingRun
 

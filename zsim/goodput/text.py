@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.goodput.closed_forms import estimate_repairs
 from zsim.goodput.result import SimulatedRun
+from zsim.goodput.search import estimate_repairs
 from zsim.report.fit import allocator_sentences, fit_of
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import format_trust

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import simpy
 
-from zsim.goodput.ledger import RunLedger
-from zsim.goodput.progress import RunProgress
+from zsim.goodput.progress import RunLedger, RunProgress
 from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Scenario
 
 

@@ -31,11 +31,6 @@ class Fit:
     def tone(self) -> Tone:
         return self.verdict.tone
 
-    @property
-    def line(self) -> str:
-        """The first line that a command prints: "FITS  52.10 GB of ..."."""
-        return f"{self.verdict.word.upper()}  {self.words}"
-
 
 def fit_of(report: Report) -> Fit:
     """The verdict on a report, with the bytes in use, and those that torch allocates and reserves."""
@@ -85,17 +80,6 @@ def allocated_bytes(report: Report) -> int:
     """
     peak = report.peaks["gpu"]
     return peak.total - peak.at_total.get("framework", 0)
-
-
-def memory_figures(report: Report) -> dict[str, int]:
-    """The fullest GPU's peak bytes by the figure that people publish: "allocated" and "reserved" of torch,
-    and "device", which nvidia-smi shows. Where torch's allocator was not simulated it reserves what it
-    allocates.
-    """
-    allocated, memory = allocated_bytes(report), reserved_memory(report)
-    reserved = allocated if memory is None else max(allocated, memory.torch_bytes)
-    outside = report.peaks["gpu"].at_total.get("framework", 0)
-    return {"allocated": allocated, "reserved": reserved, "device": reserved + outside}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zsim.report.breakdown import step_breakdown
-from zsim.report.pipeline.bubbles import Bubbles
+from zsim.report.pipeline import Bubbles
 from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.specs.experiment.jitter import JitterConfig
 from zsim.trace.trace import Trace, kind_mask

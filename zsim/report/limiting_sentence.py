@@ -12,7 +12,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Plan
 from zsim.plan.passes.hardware_queues import program_next_in_queue
 from zsim.report.breakdown import Breakdown
-from zsim.report.critical.predecessors import predecessors
+from zsim.report.critical.path import predecessors
 from zsim.report.views.meanings import WHOLE_STEP, span_meaning
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import SpanInfos, Trace

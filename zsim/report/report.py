@@ -23,10 +23,8 @@ from zsim.report.memory import (
     memory_peaks,
 )
 from zsim.report.offload import OffloadSection, TierRow, offload_section
-from zsim.report.pipeline.section import PipelineSection
+from zsim.report.pipeline import PipelineSection
 from zsim.report.rank_map import RankMap
-from zsim.report.settings import collective_content, plain
-from zsim.report.step_work import StepWork
 from zsim.report.traffic import (
     CollectiveRow,
     SentRow,
@@ -39,6 +37,69 @@ from zsim.trace.trace import SimulationStats, Trace
 from zsim.validated.memory import shipped_errors
 from zsim.validated.validation import Validation
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
+
+_SHOWN = 0.1  # of the model's FLOPs
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Tokens of a mean replica's step."""
+
+    tokens: float
+    """Tokens of documents."""
+    padded_tokens: float
+    """Tokens that are computed."""
+    slowest_over_mean: float
+    """The FLOPs of the slowest rank over those of the mean one."""
+
+    def to_dict(self, step_seconds: float, gpus: int) -> dict[str, float]:
+        """The entry `lengths` of a report. `gpus` train on a replica."""
+        return {
+            "tokens_per_second_per_gpu": self.tokens / gpus / step_seconds,
+            "padded_tokens_per_second_per_gpu": self.padded_tokens / gpus / step_seconds,
+            "padding_fraction": 1 - self.tokens / self.padded_tokens,
+            "slowest_over_mean": self.slowest_over_mean,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Work of a step. FLOPs are means over GPUs."""
+
+    tokens: float
+    """Tokens of a replica."""
+    model_flops: float
+    """FLOPs of the model by `convention`."""
+    hardware_flops: float
+    """FLOPs of everything that ran, by `convention`."""
+    peak_flops_per_second: float | None
+    """The dense peak in `peak_dtype`."""
+    convention: str
+    peak_dtype: str = ""
+    gpus_per_replica: int = 1
+    padding: Padding | None = None
+    masked_flops: tuple[float, float] = (0.0, 0.0)
+    """What masks leave out of the FLOPs of the model, and of everything that ran."""
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        """One GPU's share of the step's tokens."""
+        return self.tokens / self.gpus_per_replica
+
+    @property
+    def is_much_masked(self) -> bool:
+        """Whether a tenth or more of the model's FLOPs by the convention are pairs that a mask leaves out."""
+        return self.masked_flops[0] >= _SHOWN * self.model_flops > 0
+
+    def step_tokens(self, gpus: int) -> int:
+        """Tokens of the whole step on `gpus` GPUs, the global batch."""
+        return round(self.tokens * (gpus // self.gpus_per_replica))
+
+    def utilisation(self, flops: float, seconds: float) -> float | None:
+        """The fraction `flops` of the peak's FLOPs in `seconds`. None without a peak or a time."""
+        if not seconds or not self.peak_flops_per_second:
+            return None
+        return flops / seconds / self.peak_flops_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +356,40 @@ class Report(JobFacts):
             **lengths,
             "collectives_by_group": [asdict(row) for row in group_rows(self.collectives)],
         }
+
+
+_PLAIN = (str, int, bool)  # a tuple: a union would be made anew for each value
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON data: mappings, lists, text and finite numbers. Numbers that are not finite become
+    None.
+    """
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(entry) for entry in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    to_scalar = getattr(value, "item", None)  # a numpy scalar
+    return plain(to_scalar()) if callable(to_scalar) else str(value)
+
+
+def collective_content(row: CollectiveRow) -> dict[str, Any]:
+    return {
+        "kind": row.kind,
+        "group": row.group,
+        "count": row.count,
+        "bytes": row.bytes,
+        "dtype": row.dtype,
+        "busy_seconds": row.busy_seconds,
+        "group_size": row.group_size,
+        "algorithm_bytes_per_second": row.algorithm_bytes_per_second,
+        "bus_bytes_per_second": row.bus_bytes_per_second,
+        "exposed_seconds": row.exposed_seconds,
+    }
 
 
 _NO_MACHINE_USE = MachineUse()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zsim.arrays import Floats, Ints
+from zsim.report.breakdown import HOST, NO_WAITS, Waits
 from zsim.report.views.meanings import COMPUTE_KINDS
-from zsim.report.waits import HOST, NO_WAITS, Waits
 from zsim.trace.trace import COLLECTIVES, SpanInfos, Trace, kind_mask
 
 _SAME = 1e-9  # relative: times closer than this are the same

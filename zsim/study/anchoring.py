@@ -17,10 +17,10 @@ from zsim.api import Result
 from zsim.errors import InputError
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.advice import simulate
 from zsim.study.differences import differing_settings, is_shared
 from zsim.study.experiment_source import experiment_of
-from zsim.study.sweep.row import report_row
+from zsim.study.search import simulate
+from zsim.study.sweep.records import report_row
 from zsim.units import format_seconds
 from zsim.validated.errors import REPEAT_ERROR
 from zsim.validated.ratios import ratio_range

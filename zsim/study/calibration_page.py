@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.calibrate.hardware_file import Calibration
-from zsim.calibrate.robust_fit import CurveFit
+from zsim.calibrate.kernel_fits import CurveFit
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page

@@ -7,29 +7,22 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from zsim.api import simulate
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
+from zsim.plan.memory.tensors import MemoryKey
 from zsim.plan.moments import JobMoment
 from zsim.report.job_features import framework_title
-from zsim.report.memory import Holder, MemoryProfile, Remedy, holders, memory_profile
+from zsim.report.memory import Holder, MemoryProfile, Moment, Remedy, holders, memory_profile
 from zsim.report.report import Report
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, MEMORY
-from zsim.report.views.result import Displayable, DisplayableList, Figures
-from zsim.report.views.text.memory import (
-    By,
-    error_line,
-    moment_lines,
-    profile_lines,
-    simulated_line,
-    variant_heading,
-    variant_line,
-)
+from zsim.report.views.result import Column, Displayable, DisplayableList, Figures
+from zsim.report.views.text.plain import named_columns, table
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import gpus_label, strategy_label
@@ -40,11 +33,15 @@ from zsim.specs.model.expert_layer import has_experts
 from zsim.study.experiment_source import ExperimentSource, experiment_of, plain_table
 from zsim.study.sweep.points import Point
 from zsim.study.tune.remedy import remedy_of
-from zsim.units import format_bytes
+from zsim.units import GIGABYTES, format_bytes, format_seconds
 from zsim.validated.verdict import Verdict, mark_meanings, verdict_content, verdict_of
 
 BY = ("category", "phase", "time")
 _LIMIT = 12  # rows of each table
+_PHASES = ("forward", "recompute", "backward", "optimizer")
+_SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "states",
+          "activations": "activ.", "buffers": "buffers", "framework": "other"}  # fmt: skip
+_LABEL_COLUMNS, _LABEL_COLUMNS_OF_TIME = 23, 32
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,7 +201,7 @@ class MemoryVariants(DisplayableList[Variant]):
 
     items: tuple[Variant, ...]
     keys: tuple[str, ...]
-    by: By = "category"
+    by: str = "category"
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """One row per combination: its settings, `fits`, the peak's bytes by category, and its step where
@@ -294,26 +291,51 @@ def memory(
             on_variant(variant)
     if all(variant.error for variant in variants):
         raise InputError(variants[0].error)
-    return MemoryVariants(tuple(variants), tuple(axes), cast("By", by))
+    return MemoryVariants(tuple(variants), tuple(axes), by)
 
 
 def variants_heading(keys: Iterable[str], by: str) -> str:
     """The line above those of `variant_words`."""
-    return variant_heading(", ".join(key.rpartition(".")[2] for key in keys), cast("By", by))
+    subject = ", ".join(key.rpartition(".")[2] for key in keys)
+    if by == "time":
+        return f"{_label(subject, by)}{'peak GB':>9}{'in':>11}{'step':>13}{'tokens/s/GPU':>15}"
+    return f"{_label(subject, by)}{_cells(_PHASES if by == 'phase' else _SHORT.values(), by)}{'peak GB':>9}"
 
 
 def variant_words(variant: Variant, by: str) -> str:
-    """One combination in a line."""
+    """One combination in a line: GB of each category at the peak, or the maximum of each phase, or the step's
+    time, and the peak with the verdict's mark.
+    """
     label = variant_label(variant)
     if variant.profiled is None:
-        return error_line(label, variant.error)
+        message = _truncate(variant.error.removeprefix("experiment: "), 79 - _LABEL_COLUMNS)
+        return f"{_label(label, '')}  {message}"
     profile, report = variant.profiled.profile, variant.report
-    if report is None:
-        return variant_line(label, profile, cast("By", by), verdict=variant.verdict)
-    tokens = report.tokens_per_second_per_gpu
-    return simulated_line(
-        label, profile.peak, verdict=variant.verdict, seconds=report.step_seconds, tokens=tokens
-    )
+    peak = profile.peak
+    total = f"{peak.total / 1e9:.2f}{variant.verdict.mark}"
+    if report is not None:
+        tokens = report.tokens_per_second_per_gpu
+        rate = "-" if tokens is None else f"{tokens:,.0f}"
+        return (
+            f"{_label(label, 'time')}{total:>9}{peak.phase:>11}{format_seconds(report.step_seconds):>13}"
+            f"{rate:>15}"
+        )
+    highest = {moment.phase: moment.total for moment in profile.phases}
+    sizes = [highest.get(name, 0) for name in _PHASES] if by == "phase" else peak.by_category.values()
+    return f"{_label(label, by)}{_cells((f'{size / 1e9:.2f}' for size in sizes), by)}{total:>9}"
+
+
+def _label(text: str, by: str) -> str:
+    width = _LABEL_COLUMNS_OF_TIME if by == "time" else _LABEL_COLUMNS
+    return f"{_truncate(text, width):<{width}}"
+
+
+def _cells(texts: Iterable[str], by: str) -> str:
+    return "".join(f"{text:>{12 if by == 'phase' else 8}}" for text in texts)
+
+
+def _truncate(text: str, columns: int) -> str:
+    return text if len(text) < columns else text[: columns - 4] + "..."
 
 
 def variant_label(variant: Variant) -> str:
@@ -357,3 +379,134 @@ def _stacked_bars(rows: Sequence[tuple[str, Mapping[str, int]]], capacity: int) 
     figure.update_xaxes(title_text="GB", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", automargin=True, type="category")
     return figure
+
+
+# -- the profile as text of at most 80 columns --------------------------------------------------------------
+
+
+def profile_lines(
+    profile: MemoryProfile,
+    verdict: Verdict,
+    *,
+    capacity_bytes: int,
+    limit: int = 12,
+    has_allocator: bool = True,
+) -> Iterator[str]:
+    """Lines on the peak, the peak of each phase, the holders at the peak, and the bytes kept for backward.
+
+    There are `limit` rows of each (0: all). With `has_allocator`, the `verdict` is about tensors only,
+    because torch's allocator can only be judged by a simulation.
+    """
+    peak = profile.peak
+    yield f"{verdict.word.upper()}  {verdict.chance}"
+    yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)}, {peak.phase}"
+    yield f"      at '{_truncate(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
+    if has_allocator and verdict.word != "does not fit":
+        yield "      Whether torch's allocator runs short, `zsim run` says."
+    yield ""
+    yield from _phase_lines(profile.phases)
+    yield ""
+    yield from _holder_lines("Who holds it at the peak", holders(profile.at_peak), peak.total, limit)
+    kept_holders = holders(profile.kept_for_backward, "activations")
+    if kept_holders:
+        yield ""
+        kept_bytes = sum(row.total_bytes for row in kept_holders)
+        yield from _holder_lines(
+            f"Kept for backward: {format_bytes(kept_bytes)}", kept_holders, kept_bytes, limit
+        )
+    units = _unit_holders(profile.highest)
+    if units:
+        yield ""
+        yield from _unit_lines(units, profile.at_peak, limit)
+    yield ""
+    yield f"{GIGABYTES}."
+
+
+def moment_lines(moments: Sequence[JobMoment]) -> list[str]:
+    """A table of the moments outside of the steady step, in the order of a run."""
+    columns = [Column("Beside the step, GB", is_left=True), Column("GPU"), Column("host")]
+    rows = [
+        (
+            f"{moment.name}{'' if moment.is_certain else ' (*)'}",
+            "" if moment.gpu_bytes is None else f"{moment.gpu_bytes / 1e9:.2f}",
+            "" if moment.host_bytes is None else f"{moment.host_bytes / 1e9:.2f}",
+        )
+        for moment in moments
+    ]
+    footnotes = (
+        []
+        if all(moment.is_certain for moment in moments)
+        else ["(*) where the script does so; --json says how"]
+    )
+    return [*table(columns, rows), *footnotes]
+
+
+def _phase_lines(phases: Sequence[Moment]) -> list[str]:
+    names = [*_SHORT.values(), "total"]
+    columns = [Column("Highest of, GB", is_left=True), *(Column(name, min_width=7) for name in names)]
+    rows = [
+        (
+            moment.phase,
+            *(f"{size / 1e9:.2f}" for size in (*(moment.by_category[name] for name in _SHORT), moment.total)),
+        )
+        for moment in phases
+    ]
+    return table(columns, rows)
+
+
+def _holder_lines(title: str, rows_of_holders: Sequence[Holder], total_bytes: int, limit: int) -> list[str]:
+    listed = rows_of_holders if limit == 0 else rows_of_holders[:limit]
+    rows = [
+        (
+            _name(row),
+            f"{row.count:,}",
+            format_bytes(row.each_bytes),
+            format_bytes(row.total_bytes),
+            f"{row.total_bytes / total_bytes:.1%}",
+        )
+        for row in listed
+    ]
+    if len(listed) < len(rows_of_holders):
+        unlisted_bytes = sum(row.total_bytes for row in rows_of_holders[len(listed) :])
+        rows.append(
+            (
+                f"{len(rows_of_holders) - len(listed)} more",
+                "",
+                "",
+                format_bytes(unlisted_bytes),
+                f"{unlisted_bytes / total_bytes:.1%}",
+            )
+        )
+    return table(named_columns(title, "count", "each", "together", "share", min_width=36), rows)
+
+
+def _unit_holders(highest: Mapping[MemoryKey, int]) -> list[Holder]:
+    """Gathered parameters and unreduced gradients of each unit, each at its maximum."""
+    return holders({key: size for key, size in highest.items() if key[1]}, "buffers")
+
+
+def _unit_lines(units: Sequence[Holder], at_peak: Mapping[MemoryKey, int], limit: int) -> Iterator[str]:
+    bytes_at_peak = {row.owner: row.total_bytes for row in holders(at_peak, "buffers")}
+    listed = units if limit == 0 else units[:limit]
+    rows = [
+        (
+            row.owner,
+            f"{row.count:,}",
+            format_bytes(row.each_bytes),
+            format_bytes(bytes_at_peak.get(row.owner, 0)),
+        )
+        for row in listed
+    ]
+    yield from table(
+        named_columns("Unsharded by unit", "count", "each, most", "at the peak", min_width=36), rows
+    )
+    if len(listed) < len(units):
+        yield f"{len(units) - len(listed)} more"
+
+
+def _name(row: Holder) -> str:
+    """Name of a row: the module for activations, else the owner with its category."""
+    if row.category == "activations":
+        return row.owner or "activations"
+    label = MEMORY[row.category].label if row.category in MEMORY else row.category
+    return f"{row.owner}: {label}" if row.owner else label

@@ -1,18 +1,27 @@
-"""Searches for the least or greatest sufficient number: doubling, then bisection."""
+"""Searches for the least or greatest sufficient number: doubling, then bisection.
+
+`simulate` uses them: for a job that does not fit, it also says on how many GPUs or with which switch it
+would.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf, isfinite
 
+from zsim import api
 from zsim.engine.micro_batches import shorten_micro_batches
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import fill_ratio
+from zsim.report.memory import Remedy
+from zsim.report.report import Report
 from zsim.specs.cluster.files import cluster_tables
 from zsim.specs.cluster.node_request import read_node_entries
 from zsim.specs.experiment.faults import FaultsTable
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.tables import Experiment
 
@@ -21,29 +30,18 @@ _MAX_NUMBER = 2**16
 _MAX_REFUSED = 100  # consecutive numbers that the experiment does not allow, before the search gives up
 
 
-def least_number(
-    is_enough: Callable[[int], bool],
-    first: int,
-    end: int,
-    allowed: Callable[[int, int], int | None] = lambda start, end: start if start < end else None,
-) -> int | None:
+def least_number(is_enough: Callable[[int], bool], first: int, end: int) -> int | None:
     """The least number in [first, end) that is enough, or None if there is none.
 
-    `is_enough` must be monotonic: true for all larger numbers too. `allowed` gives the first number in
-    [start, end) that may be tried.
+    `is_enough` must be monotonic: true for all larger numbers too.
     """
-    low, high = first - 1, allowed(first, end)
-    while high is not None and not is_enough(high):
-        last = end - 1 if high < end - 1 else end
-        low, high = high, allowed(min(max(2 * high, high + 1), last), end)
-    while high is not None:
-        middle = allowed((low + high + 1) // 2, high)
-        if middle is None:
-            middle = allowed(low + 1, high)
-        if middle is None:
-            return high
+    low, high = first - 1, first
+    while high < end and not is_enough(high):
+        low, high = high, min(max(2 * high, high + 1), end - 1 if high < end - 1 else end)
+    while high < end and high - low > 1:
+        middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return None
+    return high if high < end else None
 
 
 def least_factor(is_enough: Callable[[float], bool], num_units: float | None = None) -> float:
@@ -200,3 +198,43 @@ def _multiply_nodes(experiment: Experiment, factor: int) -> Experiment:
 def _set_gpus(experiment: Experiment, gpus: int) -> Experiment:
     cleared = {"placement": PlacementTable(), "faults": FaultsTable()}
     return experiment.model_copy(update={"gpus": gpus, "nodes": None, **cleared})
+
+
+def simulate(
+    experiment: Experiment, *, unfold: bool = False, on_job: Callable[[Job], None] | None = None
+) -> api.Result:
+    """Simulate one steady step. With `unfold` every rank is simulated instead of one representative per
+    class. `on_job` is called with the job before it is simulated.
+
+    Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
+    simulate yet. A job that does not fit is simulated all the same: `report.fits` is False, and
+    `report.out_of_memory` says what would make it fit.
+    """
+    simulator = Simulator()
+    result = api.simulate(experiment, unfold=unfold, simulator=simulator, on_job=on_job)
+    return replace(result, report=add_advice(result.report, experiment, simulator))
+
+
+def add_advice(report: Report, experiment: Experiment, simulator: Simulator | None = None) -> Report:
+    """The report. If the job does not fit, the least number of GPUs and the remedy (fewest switches) that
+    make it fit are added. `simulator` is the one that simulated the report's step.
+    """
+    shortage = report.out_of_memory
+    if shortage is None:
+        return report
+    from zsim.study.tune.remedy import tried_changes
+
+    num_gpus, remedy = advice(experiment, simulator)
+    tried = tried_changes(experiment)
+    return replace(report, out_of_memory=replace(shortage, least_gpus=num_gpus, remedy=remedy, tried=tried))
+
+
+def advice(experiment: Experiment, simulator: Simulator | None = None) -> tuple[int | None, Remedy | None]:
+    """The least number of GPUs on which an experiment fits that does not fit as it is, and the fewest
+    switches with which it fits. `simulator` is the one that planned the step that does not fit, so that its
+    plan is not made again.
+    """
+    from zsim.study.tune.remedy import remedy_of
+
+    simulator = simulator or Simulator()
+    return least_gpus(experiment, simulator), remedy_of(experiment, simulator)

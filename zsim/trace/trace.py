@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ COLLECTIVES = frozenset(
         "scatter", "send", "recv", "send_recv",
     }
 )  # fmt: skip
+
+
+Item = TypeVar("Item")
 
 
 class SpanInfo(NamedTuple):
@@ -50,35 +53,29 @@ class SpanInfo(NamedTuple):
     """
 
 
-class SpanInfos(tuple[SpanInfo, ...], Memo):
-    """The unique ops of a trace. Traces of one plan share them, and with them the cache of `memoize`."""
+class _Shared(tuple[Item, ...], Memo):
+    """A tuple that traces of one plan share, and with it the cache of `memoize`."""
 
-    def __new__(cls, infos: Iterable[SpanInfo] = ()) -> Self:
-        instance = super().__new__(cls, infos)
+    def __new__(cls, items: Iterable[Item] = ()) -> Self:
+        instance = super().__new__(cls, items)
         instance._derived = {}
         return instance
 
-    def __reduce__(self) -> tuple[type[SpanInfos], tuple[tuple[SpanInfo, ...]]]:
-        return SpanInfos, (tuple(self),)
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[Item, ...]]]:
+        return type(self), (tuple(self),)
+
+
+class SpanInfos(_Shared[SpanInfo]):
+    """The unique ops of a trace."""
+
+
+class Labels(_Shared[str]):
+    """A word for each change of memory."""
 
 
 def kind_mask(infos: SpanInfos, kinds: frozenset[str]) -> Bools:
     """Whether each op is of one of `kinds`, for `SpanInfos.memoize`."""
     return np.array([info.kind in kinds for info in infos], dtype=bool)
-
-
-class Labels(tuple[str, ...], Memo):
-    """A word for each change of memory. Traces of one plan share them, and with them the cache of
-    `memoize`.
-    """
-
-    def __new__(cls, words: Iterable[str] = ()) -> Self:
-        instance = super().__new__(cls, words)
-        instance._derived = {}
-        return instance
-
-    def __reduce__(self) -> tuple[type[Labels], tuple[tuple[str, ...]]]:
-        return Labels, (tuple(self),)
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,11 @@ from zsim.errors import InputError
 from zsim.extras import require
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.answer import Answer
+from zsim.ui.answer import Answer, Predictions, setting_token
 from zsim.ui.downloads import offer_files, show_animation
 from zsim.ui.field import KIND, STAGE, TOKENS, Field
 from zsim.ui.form import Form, make_form
 from zsim.ui.layout import ANIMATION, COMPARED, CURVE, MAIN, RUN, field_id, layout, row_id
-from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.backend import Backend
 from zsim.ui.process.worker import Backends
 from zsim.ui.recordings import show_recorded

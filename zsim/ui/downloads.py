@@ -12,10 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from zsim.report.views.html.report import html_report
+from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.topologies.figures import NUM_FRAMES, animate_step, cluster_figure, loads_figure
-from zsim.ui.form import Form
-from zsim.ui.prediction import Predictions, setting_token
+from zsim.specs.formats.export import export_files
+from zsim.study.search import simulate
+from zsim.study.topologies.figures import NUM_FRAMES
+from zsim.trace.chrome import write_chrome_trace
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import CSV_FILE, JSON_FILE, STEP_FILES, TRACE_FILE, run_safely
 
@@ -42,32 +45,14 @@ def offer_files(app: Any, backends: Backends) -> None:
         return {"content": b64encode(content).decode(), "filename": name, "base64": True}
 
 
-def animation_content(
-    form: Form, outcomes: Predictions, field_values: Mapping[str, Any], other_settings: str
-) -> bytes:
-    """The animation of the step as a separate page."""
-    from zsim.study.topologies.figures import animate_step
-    from zsim.study.topologies.result import animation_page
-
-    token = setting_token(field_values, other_settings)
-    step = outcomes.get_step(token, form, field_values, other_settings)
-    title = outcomes.get_prediction(token, form, field_values, other_settings).title
-    return animation_page(animate_step(step.whole_outcome), title).encode()
-
-
 def file_content(experiment: Experiment, name: str) -> bytes:
     """The content of one of the files that the page offers, other than the animation."""
     if name in STEP_FILES:
         return _step_file(experiment, name)
-    from zsim.specs.experiment.resolve import resolve
-    from zsim.specs.formats.export import export_files
-
     return export_files(resolve(experiment)).files[name].encode()
 
 
 def _step_file(experiment: Experiment, name: str) -> bytes:
-    from zsim.study.advice import simulate
-
     result = simulate(experiment)
     if name == JSON_FILE:
         return (json.dumps(result.report.to_dict(), indent=2, default=str) + "\n").encode()
@@ -79,14 +64,10 @@ def _step_file(experiment: Experiment, name: str) -> bytes:
         writer.writerows(rows)
         return table.getvalue().encode()
     if name == TRACE_FILE:
-        from zsim.trace.chrome.write import write_chrome_trace
-
         with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
             path = Path(folder) / name
             write_chrome_trace(result.trace, path)
             return path.read_bytes()
-    from zsim.report.views.html.report import html_report
-
     return html_report(result.report, result.trace).encode()
 
 
@@ -118,16 +99,3 @@ def show_animation(app: Any, backends: Backends) -> None:
         Input("film", "data"),
         prevent_initial_call="initial_duplicate",
     )
-
-
-def animation_data(
-    form: Form, outcomes: Predictions, field_values: Mapping[str, Any], other_settings: str
-) -> dict[str, Any]:
-    """The two figures of the animation, by name, and its frames as its `to_dict` has them."""
-    step = outcomes.get_step(setting_token(field_values, other_settings), form, field_values, other_settings)
-    film = animate_step(step.whole_outcome)
-    return {
-        "cluster": cluster_figure(film).to_plotly_json(),
-        "loads": loads_figure(film).to_plotly_json(),
-        "frames": film.to_dict(),
-    }

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from zsim.comparison.compare import compare
-from zsim.comparison.views.page import twin_timeline
+from zsim.comparison.comparison import twin_timeline
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.errors import InputError
 from zsim.report.breakdown import step_breakdown

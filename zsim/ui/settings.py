@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from zsim.specs.formats.toml import toml_text
+from zsim.ui.answer import Prediction, Predictions, differences, setting_token
 from zsim.ui.field import KIND, Field, fields_of
 from zsim.ui.form import Form
 from zsim.ui.layout import aria_label, field_id
-from zsim.ui.prediction import Prediction, Predictions, differences, setting_token
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import remedy_buttons, run_safely
 from zsim.units import format_bytes, format_seconds

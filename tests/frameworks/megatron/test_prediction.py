@@ -10,8 +10,8 @@ import pytest
 from zsim.cost.kernels.kernel import total_flops
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
+from zsim.explain.job import model_size
 from zsim.explain.report_of import report_of
-from zsim.explain.resolved import model_size
 from zsim.frameworks.megatron.parallelism import MEGATRON
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.memory.tensors import device_peaks

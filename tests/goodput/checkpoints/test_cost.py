@@ -16,7 +16,6 @@ import zsim
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoints.cost import checkpoint_of, communicator_seconds, cost_of, startup_cost
-from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import (
     OverlappedStep,
     PlanningRates,
@@ -31,6 +30,7 @@ from zsim.goodput.checkpoints.machine import (
     transfer_seconds,
     write_limits,
 )
+from zsim.goodput.checkpoints.saved import saved_files
 from zsim.goodput.scenario import Checkpoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

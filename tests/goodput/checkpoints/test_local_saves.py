@@ -11,9 +11,8 @@ import pytest
 
 from tests.goodput.checkpoints.test_cost import FAST, FREE, INSTANT, QUIET, cost, job_of
 from zsim.goodput.checkpoints.cost import cost_of
-from zsim.goodput.checkpoints.framework import saved_files
 from zsim.goodput.checkpoints.machine import SavingMachine
-from zsim.goodput.checkpoints.saved import SavedFiles
+from zsim.goodput.checkpoints.saved import SavedFiles, saved_files
 from zsim.goodput.scenario import Checkpoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import load_experiment

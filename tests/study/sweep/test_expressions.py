@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.study.sweep.expressions import parse_expression
+from zsim.study.sweep.study_file import parse_expression
 
 KEYS: dict[str, Any] = {
     "nodes": 16,

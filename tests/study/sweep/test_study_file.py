@@ -12,7 +12,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.study.sweep.points import Point, study_points
-from zsim.study.sweep.row import point_record
+from zsim.study.sweep.records import point_record
 from zsim.study.sweep.study_file import load_study, study_from
 
 BASE = 'base = {model = "gpt2", cluster = "dgx-h100"}\n'

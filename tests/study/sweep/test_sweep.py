@@ -25,9 +25,8 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.study.progress import Counts, Progress, format_duration
-from zsim.study.sweep.identity import Record, Store
 from zsim.study.sweep.pool import Task, run_tasks
-from zsim.study.sweep.row import report_row
+from zsim.study.sweep.records import Record, Store, report_row
 from zsim.study.sweep.study_file import load_study
 from zsim.study.sweep.sweep import SweepResult, csv_text, run_sweep
 

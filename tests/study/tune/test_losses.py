@@ -12,7 +12,7 @@ from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.tune.axes import candidates
-from zsim.study.tune.axis import CHECKPOINTING, LOSS
+from zsim.study.tune.framework import CHECKPOINTING, LOSS
 from zsim.study.tune.search import key_without_loss, split_losses
 from zsim.study.tune.settings import base_of
 

@@ -13,9 +13,8 @@ from tests.study.tune.conftest import tune
 from zsim.engine.micro_batches import NUM_SAMPLED, limit_micro_batches
 from zsim.errors import InputError, ZsimError
 from zsim.study.tune.axes import Candidate, candidates
-from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, memory_of
-from zsim.study.tune.framework import tuning_of
+from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, tuning_of
 from zsim.study.tune.search import cheapest, fastest, search
 from zsim.study.tune.settings import base_of
 

@@ -13,7 +13,6 @@ from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.tune.axes import COMPILE, RECIPES, choices_of
-from zsim.study.tune.axis import PRECISION, RECIPE
 from zsim.study.tune.degrees import (
     DISPATCHER,
     DISPATCHERS,
@@ -26,6 +25,7 @@ from zsim.study.tune.degrees import (
     degrees,
     even_layers,
 )
+from zsim.study.tune.framework import PRECISION, RECIPE
 from zsim.study.tune.result import TuneResult, tuning_files
 from zsim.study.tune.settings import base_of, value_of
 

@@ -15,8 +15,8 @@ from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.ui import prediction
-from zsim.ui.prediction import check_size
+from zsim.ui import answer
+from zsim.ui.answer import check_size
 from zsim.ui.process.backend import named_files
 
 # Asks the backend of an experiment for settings, and prints what is said of each. In a process of its own,
@@ -134,8 +134,8 @@ def test_ops_are_counted_from_plans_of_few(monkeypatch: pytest.MonkeyPatch) -> N
     """The count of 40 micro-batches is that of their plan: a bound at it passes, one below does not."""
     job = resolve(change_experiment(made(), {STEPS: 40}))
     ops = sum(len(program.ops) for program in make_plan(job).programs)
-    monkeypatch.setattr(prediction, "MAX_OPS", ops)
+    monkeypatch.setattr(answer, "MAX_OPS", ops)
     check_size(job)
-    monkeypatch.setattr(prediction, "MAX_OPS", ops - 1)
+    monkeypatch.setattr(answer, "MAX_OPS", ops - 1)
     with pytest.raises(NotSimulatedError, match=f"{ops:,} ops"):
         check_size(job)

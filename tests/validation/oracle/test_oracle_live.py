@@ -17,7 +17,7 @@ from validation.oracle.answer import Answer  # noqa: E402
 from validation.oracle.case import Case, Checkpointing, Wrapping  # noqa: E402
 from validation.oracle.memory import CategoryTracker  # noqa: E402
 from validation.oracle.shortcuts import fsdp_shortcuts  # noqa: E402
-from zsim.comparison.calls import Call  # noqa: E402
+from zsim.comparison.plan_check import Call  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

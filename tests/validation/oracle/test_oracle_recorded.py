@@ -11,7 +11,7 @@ import pytest
 from validation.oracle.answer import Answer
 from validation.oracle.case import Case
 from validation.oracle.recorded import recorded_cases
-from zsim.comparison.calls import Call
+from zsim.comparison.plan_check import Call
 
 FOLDER = Path(__file__).parents[3] / "traces" / "oracle"
 LAYERS = {"llama-3-8b": 32, "llama-3-70b": 80, "llama-3.2-1b": 16, "llama-2-7b": 32}

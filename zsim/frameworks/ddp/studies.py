@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
-from zsim.goodput.checkpoints.tensors import ModelStates
+from zsim.goodput.checkpoints.saved import ModelStates
 from zsim.specs.experiment.job import Job
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
-from zsim.study.tune.axis import key_axis
-from zsim.study.tune.framework import FrameworkTuning
+from zsim.study.tune.framework import FrameworkTuning, key_axis
 
 
 class DdpTuning(FrameworkTuning[DdpTable]):

@@ -23,10 +23,12 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.drive_files import aligned_numel, swap_floor_bytes
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.universal_checkpoint import add_universal_files
-from zsim.goodput.checkpoints.saved import PickledFile, SavedFile, SavedFiles
-from zsim.goodput.checkpoints.tensors import (
+from zsim.goodput.checkpoints.saved import (
     STEP_BYTES,
     ModelStates,
+    PickledFile,
+    SavedFile,
+    SavedFiles,
     StateTensor,
     trainable_tensors,
     untied_tensors,

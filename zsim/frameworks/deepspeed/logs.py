@@ -11,16 +11,19 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from zsim.calibrate.logs import (
+from zsim.calibrate.measurements import (
     COLLECTIVE_KINDS,
+    GIB,
     FrameworkLogs,
+    Measurement,
+    Measurements,
     block_bytes,
     collective_row,
     drive_row,
     log_number,
     log_text,
+    merge_measurements,
 )
-from zsim.calibrate.measurements import GIB, Measurement, Measurements, merge_measurements
 from zsim.errors import InputError
 
 # DeepSpeed's convert_size divides by 1024.

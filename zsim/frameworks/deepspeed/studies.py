@@ -12,23 +12,28 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.settings.text import drop_comments, load_object
 from zsim.frameworks.deepspeed.settings.zero_schema import ZERO_KEYS, ZeroBlock, json_key
-from zsim.goodput.checkpoints.framework import STATE_MEASURED, FrameworkCheckpoint, SaveOptions
-from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.checkpoints.tensors import ModelStates
+from zsim.goodput.checkpoints.saved import (
+    STATE_MEASURED,
+    FrameworkCheckpoint,
+    ModelStates,
+    SavedFiles,
+    SaveOptions,
+)
 from zsim.specs.experiment.job import Job
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
-from zsim.study.tune.axis import (
+from zsim.study.tune.framework import (
     ACCUMULATION,
     MICRO_BATCH,
     AxisChoice,
     Base,
     Choices,
     Chosen,
+    FrameworkBounds,
+    FrameworkTuning,
     TunedAxis,
     format_choice,
     key_choices,
 )
-from zsim.study.tune.framework import FrameworkBounds, FrameworkTuning
 
 ZERO = "strategy.config.zero_optimization."
 STAGE = ZERO + "stage"

@@ -18,12 +18,14 @@ from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles, archive_bytes
-from zsim.goodput.checkpoints.tensors import (
+from zsim.goodput.checkpoints.saved import (
     STATES,
     STEP_BYTES,
     ModelStates,
+    SavedFile,
+    SavedFiles,
     StateTensor,
+    archive_bytes,
     trainable_tensors,
     untied_tensors,
 )

@@ -7,11 +7,18 @@ from collections.abc import Iterable
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
-from zsim.goodput.checkpoints.tensors import ModelStates
+from zsim.goodput.checkpoints.saved import ModelStates
 from zsim.specs.experiment.job import Job
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
-from zsim.study.tune.axis import AxisChoice, Base, Chosen, TunedAxis, key_axis
-from zsim.study.tune.framework import FrameworkBounds, FrameworkTuning
+from zsim.study.tune.framework import (
+    AxisChoice,
+    Base,
+    Chosen,
+    FrameworkBounds,
+    FrameworkTuning,
+    TunedAxis,
+    key_axis,
+)
 
 _PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "none")
 

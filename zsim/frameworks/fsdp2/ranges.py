@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from zsim.trace.readers.kineto.ranges import UnitRanges
+from zsim.trace.readers.kineto.file import UnitRanges
 
 _UNIT = re.compile(r"^FSDP::\S+(?: for (?P<next>\S+)| \((?P<unit>.*)\))")
 _ROOT = frozenset(

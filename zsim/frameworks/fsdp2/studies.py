@@ -9,7 +9,7 @@ from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.frameworks.torch.parallelism import TORCH
 from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
-from zsim.goodput.checkpoints.tensors import ModelStates
+from zsim.goodput.checkpoints.saved import ModelStates
 from zsim.specs.experiment.job import Job
 from zsim.study.tune.axes import (
     CHECKPOINTINGS,
@@ -19,9 +19,16 @@ from zsim.study.tune.axes import (
     PARALLELISM,
     RECIPES,
 )
-from zsim.study.tune.axis import AxisChoice, Base, Chosen, TunedAxis, key_axis
 from zsim.study.tune.degrees import DISPATCHERS, EXPERTS, LAYOUTS, data_ranks
-from zsim.study.tune.framework import FrameworkBounds, FrameworkTuning
+from zsim.study.tune.framework import (
+    AxisChoice,
+    Base,
+    Chosen,
+    FrameworkBounds,
+    FrameworkTuning,
+    TunedAxis,
+    key_axis,
+)
 
 _WRAPPING = ("torchtitan", "torchtitan-0.1", "huggingface")
 

@@ -37,8 +37,14 @@ from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.megatron.buffer import make_layout
 from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles, archive_bytes
-from zsim.goodput.checkpoints.tensors import ModelStates, StateTensor, untied_tensors
+from zsim.goodput.checkpoints.saved import (
+    ModelStates,
+    SavedFile,
+    SavedFiles,
+    StateTensor,
+    archive_bytes,
+    untied_tensors,
+)
 
 _FILES_PER_RANK = 2
 _GATED = ("linear_fc1", "gate_up_proj")

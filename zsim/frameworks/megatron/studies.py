@@ -18,23 +18,17 @@ from zsim.frameworks.megatron.checkpoint_files import megatron_files
 from zsim.frameworks.megatron.parallelism import MEGATRON
 from zsim.frameworks.megatron.settings.config import MegatronConfig, is_core_since
 from zsim.frameworks.megatron.settings.table import MegatronTable
-from zsim.goodput.checkpoints.framework import STATE_MEASURED, FrameworkCheckpoint, SaveOptions
-from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.checkpoints.tensors import ModelStates
+from zsim.goodput.checkpoints.saved import (
+    STATE_MEASURED,
+    FrameworkCheckpoint,
+    ModelStates,
+    SavedFiles,
+    SaveOptions,
+)
 from zsim.plan.ops import CollectiveKind
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_layer import has_experts
 from zsim.study.tune.axes import MICRO_BATCHES, PARALLELISM, RECIPES
-from zsim.study.tune.axis import (
-    BLOCKS,
-    CHECKPOINTING,
-    LOSS,
-    RECOMPUTED,
-    AxisChoice,
-    Base,
-    Chosen,
-    TunedAxis,
-)
 from zsim.study.tune.degrees import (
     DISPATCHERS,
     EXPERT,
@@ -45,7 +39,18 @@ from zsim.study.tune.degrees import (
     VIRTUAL,
     replicas_of,
 )
-from zsim.study.tune.framework import FrameworkBounds, FrameworkTuning
+from zsim.study.tune.framework import (
+    BLOCKS,
+    CHECKPOINTING,
+    LOSS,
+    RECOMPUTED,
+    AxisChoice,
+    Base,
+    Chosen,
+    FrameworkBounds,
+    FrameworkTuning,
+    TunedAxis,
+)
 
 _FUSED = "megatron-fused"
 _MODULES = (0, 12)  # the release of Megatron-Core that brought --recompute-modules

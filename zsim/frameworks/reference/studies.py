@@ -9,9 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
-from zsim.goodput.checkpoints.framework import FrameworkCheckpoint, SaveOptions
-from zsim.goodput.checkpoints.saved import VALUE_BYTES, SavedFile, SavedFiles, archive_bytes
-from zsim.goodput.checkpoints.tensors import ModelStates, StateTensor, untied_tensors
+from zsim.goodput.checkpoints.saved import (
+    VALUE_BYTES,
+    FrameworkCheckpoint,
+    ModelStates,
+    SavedFile,
+    SavedFiles,
+    SaveOptions,
+    StateTensor,
+    archive_bytes,
+    untied_tensors,
+)
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import MICRO_BATCHES

@@ -37,14 +37,20 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.dtypes import DTYPE_BYTES
-from zsim.goodput.checkpoints.framework import Config, FrameworkCheckpoint, SaveOptions
-from zsim.goodput.checkpoints.saved import VALUE_BYTES, PickledFile, SavedFile, SavedFiles, archive_bytes
-from zsim.goodput.checkpoints.tensors import (
+from zsim.goodput.checkpoints.saved import (
     GROUP_KEYS,
     STATES,
     STEP_BYTES,
+    VALUE_BYTES,
+    Config,
+    FrameworkCheckpoint,
     ModelStates,
+    PickledFile,
+    SavedFile,
+    SavedFiles,
+    SaveOptions,
     StateTensor,
+    archive_bytes,
     trainable_tensors,
     untied_tensors,
 )

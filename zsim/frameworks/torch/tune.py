@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zsim.study.tune.axis import ACCUMULATION, AxisChoice, Base, Chosen, TunedAxis
+from zsim.study.tune.framework import ACCUMULATION, AxisChoice, Base, Chosen, TunedAxis
 
 
 def replica_counts(base: Base) -> list[int]:

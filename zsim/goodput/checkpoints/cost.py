@@ -59,7 +59,6 @@ from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.checkpoints.framework import framework_checkpoint, saved_files
 from zsim.goodput.checkpoints.machine import (
     OverlappedStep,
     PlanningRates,
@@ -75,7 +74,7 @@ from zsim.goodput.checkpoints.machine import (
     transfer_seconds,
     write_limits,
 )
-from zsim.goodput.checkpoints.saved import SavedFiles
+from zsim.goodput.checkpoints.saved import SavedFiles, framework_checkpoint, saved_files
 from zsim.goodput.scenario import Checkpoint, Startup
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode, CheckpointTable

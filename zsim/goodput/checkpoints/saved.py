@@ -1,17 +1,28 @@
-"""The files of a save, and the bytes that each rank copies, writes and reads."""
+"""The content of a save: the tensors by name, the files, and the bytes each rank copies, writes and reads.
+
+A framework says which files it writes, and how its ranks recover.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from math import prod
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-
-COLUMNS = ("file", "rank", "parameters_bytes", "optimizer_states_bytes", "overhead_bytes", "bytes")
+from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.operation import Role
+from zsim.plan.make import stages_of
+from zsim.plan.pipeline.lowering import ranks_of
+from zsim.specs.experiment.job import Job
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE, TENSOR
+from zsim.specs.strategy.registry import role_of
+from zsim.specs.strategy.table import StrategyConfig
 
 
 class SavedFile(NamedTuple):
@@ -103,20 +114,6 @@ class SavedFiles:
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
 
-    @property
-    def loaded_files(self) -> tuple[SavedFile, ...]:
-        """The files that a load reads: those that the save is converted to, where it is."""
-        return self.converted or self.files
-
-    @cached_property
-    def categories(self) -> dict[str, int]:
-        """Bytes by category."""
-        return {
-            "parameters": sum(file.parameters for file in self.files),
-            "optimizer_states": sum(file.optimizer_states for file in self.files),
-            "overhead": sum(file.overhead for file in self.files),
-        }
-
     def written_bytes(self) -> Ints:
         """Bytes per rank."""
         return self._sum_per_rank([file.bytes for file in self.files])
@@ -141,13 +138,6 @@ class SavedFiles:
         sums = np.zeros(len(self.staged), dtype=np.int64)
         np.add.at(sums, [file.rank for file in self.files], amounts)
         return sums
-
-    def rows(self) -> list[tuple[str | int, ...]]:
-        """`checkpoint_files.csv`: a row per file, under `COLUMNS`."""
-        return [
-            (file.name, file.rank, file.parameters, file.optimizer_states, file.overhead, file.bytes)
-            for file in self.files
-        ]
 
 
 # -- Files that torch.save writes: the archive of one tensor to the byte, those of dictionaries about ------
@@ -210,3 +200,279 @@ class PickledFile:
 
     def build(self) -> SavedFile:
         return SavedFile(self.name, self.rank, self.parameters, self.states, self._overhead)
+
+
+# torch 2.13 optim/adamw.py, adam.py, sgd.py: states per parameter, and keys of a parameter group.
+STATES = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "sgd": (),
+    "sgd_momentum": ("momentum_buffer",),
+}
+GROUP_KEYS = {"adamw": 12, "adam": 12, "sgd": 10, "sgd_momentum": 10}
+STEP_BYTES = 4  # of Adam's step counter, a tensor of its own per parameter
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A parameter as a rank of a tensor-parallel group has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_tensor_parallel: bool = False
+    """Each rank has another part of it. Otherwise all have the same."""
+    is_trainable: bool = True
+    tied_to: str | None = None
+    """The parameter of which it is another name."""
+    is_expert_parallel: bool = False
+    """It belongs to expert-parallel experts, of which a rank has those along the first dimension."""
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """Length of the first dimension, along which FSDP cuts it."""
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """All states that are saved."""
+
+    optimizer: str
+    tensors: tuple[tuple[StateTensor, ...], ...]
+    """`tensors[p]` are the parameters of pipeline rank p, in the order of `state_dict()`."""
+    ranks: tuple[tuple[Ints, ...], ...]
+    """`ranks[p][t]` are the data-parallel ranks that hold them as rank t of the tensor-parallel group."""
+    expert_ranks: tuple[tuple[Ints, ...], ...] = ()
+    """`expert_ranks[p][e]` are the ranks that hold shard e of the routed experts, where experts are
+    expert-parallel.
+    """
+
+    @property
+    def data_ranks(self) -> int:
+        return len(self.ranks[0][0])
+
+    @property
+    def tensor_ranks(self) -> int:
+        return len(self.ranks[0])
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that each have other routed experts, or another part of them. 1 where none are
+        expert-parallel.
+        """
+        return len(self.expert_ranks[0]) if self.expert_ranks else 1
+
+    @property
+    def expert_data_ranks(self) -> int:
+        """Ranks that hold the same routed experts."""
+        return len(self.expert_ranks[0][0]) if self.expert_ranks else self.data_ranks
+
+    def model_shards_of(self, tensor: StateTensor) -> int:
+        """Ranks that each hold another part of the full tensor, before data parallelism shards it."""
+        if tensor.is_expert_parallel:
+            return self.expert_shards
+        return self.tensor_ranks if tensor.is_tensor_parallel else 1
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks) * self.tensor_ranks * self.data_ranks
+
+    @property
+    def num_states(self) -> int:
+        """States of the optimizer per parameter."""
+        return len(STATES[self.optimizer])
+
+    @property
+    def has_steps(self) -> bool:
+        return self.optimizer.startswith("adam")
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the pipeline rank that has most of them."""
+        return max(sum(1 for _ in untied_tensors(stage)) for stage in self.tensors)
+
+    @cached_property
+    def numels(self) -> tuple[int, ...]:
+        """Elements of each pipeline rank, tied ones once."""
+        return tuple(sum(tensor.numel for tensor in untied_tensors(stage)) for stage in self.tensors)
+
+
+def untied_tensors(tensors: tuple[StateTensor, ...]) -> Iterator[StateTensor]:
+    """The tensors without second names of tied ones."""
+    return (tensor for tensor in tensors if tensor.tied_to is None)
+
+
+def trainable_tensors(tensors: tuple[StateTensor, ...]) -> Iterator[StateTensor]:
+    """The tensors that have optimizer states."""
+    return (tensor for tensor in untied_tensors(tensors) if tensor.is_trainable)
+
+
+def collect_model_states(job: Job) -> ModelStates:
+    """The states of a job. Raises what `stages_of` raises."""
+    parallelism, mesh = job.parallelism, job.mesh
+    models = stages_of(job.model, parallelism)
+    experts = replace(parallelism.experts, tensor=1)
+    unsharded_parallelism = replace(
+        parallelism, tensor=1, sequence_parallel=False, async_tensor=False, experts=experts
+    )
+    full_parameters = dict(
+        named_parameter
+        for model in stages_of(job.model, unsharded_parallelism)
+        for named_parameter in model.named_parameters()
+    )
+    micro_batches = job.training.gradient_accumulation_steps // parallelism.passes
+    pipeline_ranks = ranks_of(parallelism, micro_batches)
+    tensors: list[tuple[StateTensor, ...]] = [() for _ in range(parallelism.pipeline)]
+    for model, pipeline_rank in zip(models, pipeline_ranks, strict=True):
+        stage_tensors = []
+        for name, parameter in model.named_parameters():
+            is_tensor_parallel = parallelism.tensor > 1 and (
+                name not in full_parameters or full_parameters[name].shape != parameter.shape
+            )
+            is_expert_parallel = parameter.rank_kind == EXPERT_DATA
+            stage_tensors.append(
+                StateTensor(
+                    name,
+                    parameter.shape,
+                    is_tensor_parallel and not is_expert_parallel,
+                    parameter.trainable,
+                    is_expert_parallel=is_expert_parallel,
+                )
+            )
+        tensors[pipeline_rank] += (*stage_tensors, *_tied_head(model, stage_tensors))
+    data_groups = mesh.groups(DATA, CONTEXT)
+    pipeline, tensor = (
+        mesh.coordinate(PIPELINE)[data_groups[:, 0]],
+        mesh.coordinate(TENSOR)[data_groups[:, 0]],
+    )
+    ranks = tuple(
+        tuple(data_groups[(pipeline == p) & (tensor == t)][0] for t in range(parallelism.tensor))
+        for p in range(parallelism.pipeline)
+    )
+    return ModelStates(job.training.optimizer, tuple(tensors), ranks, _expert_ranks(job))
+
+
+def _expert_ranks(job: Job) -> tuple[tuple[Ints, ...], ...]:
+    """`ModelStates.expert_ranks`."""
+    if job.parallelism.experts.ranks == 1:
+        return ()
+    mesh = job.parallelism.expert_mesh(job.world_size)
+    groups, stage = mesh.groups(EXPERT_DATA), mesh.coordinate(PIPELINE)
+    return tuple(
+        tuple(groups[stage[groups[:, 0]] == pipeline_rank])
+        for pipeline_rank in range(job.parallelism.pipeline)
+    )
+
+
+def _tied_head(model: ModelSpec, tensors: list[StateTensor]) -> Iterator[StateTensor]:
+    """The LM head that is the embedding by another name, where both are in this part of the model."""
+    if not model.is_tied or not model.before:
+        return
+    for module in model.after:
+        if module.role is Role.PRODUCT and not module.parameters:
+            yield replace(tensors[0], name=f"{module.name}.weight", tied_to=tensors[0].name)
+
+
+STATE_MEASURED = "expected run.checkpoint.bytes, blocking and load as measured, or run.checkpoint.mode 'none'"
+"""What a run says instead of files that are not known."""
+
+Config = TypeVar("Config", bound=StrategyConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """How a save is written."""
+
+    format: str
+    threads: int = 1
+    """The threads of a rank that write."""
+    single_file_per_rank: bool = True
+    saves_16bit_model: bool = False
+    """The parameters are also gathered into one file."""
+
+
+class FrameworkCheckpoint(Generic[Config]):
+    """The saves of a framework, and the recovery of its ranks.
+
+    `CHECKPOINT` in the module `checkpoint` of the framework's folder. The answers here are those of a
+    framework without anything special.
+    """
+
+    formats: tuple[str, ...] = ()
+    """The formats that it writes, its usual one first."""
+    has_local_replicas = False
+    """Whether replicas that train separately (`[run.local]`) are simulated."""
+    has_fixed_states = False
+    """Whether it saves the same states with every optimizer."""
+
+    def files(self, job: Job, config: Config, states: ModelStates, options: SaveOptions) -> SavedFiles:
+        """The files of a save. Raises NotSimulatedError for those that are not known."""
+        raise NotImplementedError
+
+    def looks_for_cycles(self, config: Config) -> bool:
+        """Whether Python looks for cycles of objects while the training process plans a save."""
+        return True
+
+    def check_elastic_load(self, config: Config, format: str | None) -> None:
+        """Raise InputError where other ranks than those that saved cannot load."""
+
+    def num_replicas(self, job: Job, config: Config) -> int:
+        """Groups of ranks that hold all states each, of which one may be away while the others train."""
+        return 1
+
+    def num_shards(self, job: Job, config: Config, states: ModelStates) -> int:
+        """Ranks over which every tensor is cut, of a framework with `has_local_replicas`."""
+        raise NotImplementedError
+
+
+def framework_checkpoint(kind: str) -> FrameworkCheckpoint[Any]:
+    """The saves of the framework of a kind."""
+    return cast(FrameworkCheckpoint[Any], role_of(kind, "checkpoint", "CHECKPOINT"))
+
+
+# -- The files of a job's checkpoints, in the formats of its framework -------------------------------------
+
+
+def format_of(job: Job, requested: str | None = None) -> str:
+    """The requested format, or the framework's default. Raises InputError for one that the framework cannot
+    write.
+    """
+    formats = framework_checkpoint(job.kind).formats
+    if requested is None:
+        return formats[0]
+    if requested not in formats:
+        raise InputError(
+            f"run.checkpoint.format: found '{requested}', which strategy '{job.kind}' does not write; "
+            f"expected {' or '.join(repr(name) for name in formats)}"
+        )
+    return requested
+
+
+def saved_files(
+    job: Job,
+    format: str | None = None,
+    *,
+    threads: int = 1,
+    single_file_per_rank: bool = True,
+    saves_16bit_model: bool = False,
+) -> SavedFiles:
+    """The files of a save of the job. Raises InputError for a format or options that the framework lacks,
+    NotSimulatedError for files that are not known."""
+    framework = framework_checkpoint(job.kind)
+    if job.training.optimizer not in STATES and not framework.has_fixed_states:
+        raise NotSimulatedError(
+            f"run.checkpoint: what is saved of '{job.training.optimizer}' is not known, only of "
+            f"{', '.join(STATES)}; {STATE_MEASURED}"
+        )
+    kind, model_states = format_of(job, format), collect_model_states(job)
+    if threads > 1 and kind != "dcp":
+        raise InputError(
+            f"run.checkpoint.threads: found {threads} with format '{kind}', whose ranks write with one "
+            "thread each; expected 1, or format 'dcp'"
+        )
+    options = SaveOptions(kind, threads, single_file_per_rank, saves_16bit_model)
+    return framework.files(job, job.strategy, model_states, options)

@@ -28,7 +28,7 @@ from zsim.plan.ops import (
     offload_kind,
 )
 from zsim.plan.recorded_work import RecordedWork
-from zsim.report.critical.predecessors import ALLOCATOR, HOST, OTHERS, Chain, Link
+from zsim.report.critical.path import ALLOCATOR, HOST, OTHERS, Chain, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu
 

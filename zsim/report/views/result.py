@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from zsim.errors import InputError, did_you_mean
 from zsim.extras import require
-from zsim.files import check_folder, make_folder, write_atomically
+from zsim.files import check_folder, write_files
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.meanings import Meaning
 from zsim.units import format_bytes, format_rate, format_seconds
@@ -174,11 +174,8 @@ class Displayable(ABC):
         content = self.pages()
         if not content:
             raise InputError(f"{type(self).__name__} has no files to save")
-        folder = Path(folder)
-        check_folder(folder)
-        for parent in {(folder / name).parent for name in content}:
-            make_folder(parent)
-        return [write_atomically(folder / name, text) for name, text in content.items()]
+        check_folder(Path(folder))
+        return write_files(content, Path(folder))
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -23,7 +23,7 @@ from zsim.reading import MAX_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.user_code import UserCode
-from zsim.study.check.rows import CheckRow
+from zsim.study.check.baseline import CheckRow
 from zsim.study.measured.experiment_table import is_experiment_table, is_published_table
 from zsim.trace.readers.content import CHUNK_BYTES, Content
 from zsim.trace.readers.read import read_trace

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from zsim.report.views.result import Column
 from zsim.report.views.text.plain import markdown, named_columns, paragraph, table
-from zsim.study.check.baseline import Baseline
-from zsim.study.check.rows import CheckRow, Outcome
-from zsim.study.measured.results import CheckResult, RowResult, summarise
+from zsim.study.check.baseline import Baseline, CheckRow, Outcome
+from zsim.study.measured.prediction import CheckResult, RowResult, summarise
 
 # Half a percentage point: less than the change of medians between releases of the measured software.
 MARGIN = 0.005
@@ -219,14 +218,14 @@ def _format_verdict(row: RowResult) -> str:
 def _summary_lines(result: CheckResult) -> list[str]:
     summary = result.to_dict()["summary"]
     rows = [
-        _summary_cells(name, figures) for name, figures in (*summary["by_source"].items(), ("all", summary))
+        summary_cells(name, figures) for name, figures in (*summary["by_source"].items(), ("all", summary))
     ]
     lines = table(named_columns("source", "rows", "skipped", "mean", "median", "worst", "bias"), rows)
     macro = summary["mean_of_sources"]
     if len(summary["by_source"]) > 1 and macro["bias"] is not None:
         lines.append(
-            f"mean of the sources: mean {_format_error(macro['mean_absolute_error'])}, "
-            f"median {_format_error(macro['median_absolute_error'])}, bias {_signed_percent(macro['bias'])}"
+            f"mean of the sources: mean {format_error(macro['mean_absolute_error'])}, "
+            f"median {format_error(macro['median_absolute_error'])}, bias {_signed_percent(macro['bias'])}"
         )
     within = summary["within_range"]
     if within["rows"]:
@@ -237,16 +236,17 @@ def _summary_lines(result: CheckResult) -> list[str]:
     memory, fits = summary["memory"], summary["fits"]
     if memory["rows"]:
         lines.append(
-            f"memory: {memory['rows']} rows, mean {_format_error(memory['mean_absolute_error'])}, "
-            f"worst {_format_error(memory['worst_absolute_error'])}, bias {_signed_percent(memory['bias'])}"
+            f"memory: {memory['rows']} rows, mean {format_error(memory['mean_absolute_error'])}, "
+            f"worst {format_error(memory['worst_absolute_error'])}, bias {_signed_percent(memory['bias'])}"
         )
     if fits["rows"]:
         lines.append(f"fits or not: {fits['right']} of {fits['rows']} rows right")
     return lines
 
 
-def _summary_cells(name: str, figures: Mapping[str, Any]) -> list[str]:
-    errors = (_format_error(figures[f"{kind}_absolute_error"]) for kind in ("mean", "median", "worst"))
+def summary_cells(name: str, figures: Mapping[str, Any]) -> list[str]:
+    """The row of a source: its numbers of rows, its errors and its bias."""
+    errors = (format_error(figures[f"{kind}_absolute_error"]) for kind in ("mean", "median", "worst"))
     return [name, f"{figures['rows']}", f"{figures['skipped']}", *errors, _signed_percent(figures["bias"])]
 
 
@@ -263,29 +263,12 @@ def _skipped_lines(rows: Sequence[RowResult]) -> list[str]:
     )
 
 
-def markdown_lines(result: CheckResult) -> list[str]:
-    """The errors by source and role as a Markdown table."""
-    summary = result.to_dict()["summary"]
-    columns = named_columns(
-        "source", "rows", "skipped", "mean", "median", "worst", "bias", "memory rows", "memory mean",
-        "fits right",
-    )  # fmt: skip
-    rows = []
-    for name, figures in (*summary["by_source"].items(), ("**all**", summary)):
-        if not figures["simulated"]:
-            continue
-        memory, fits = figures["memory"], figures["fits"]
-        right = f"{fits['right']} of {fits['rows']}" if fits["rows"] else ""
-        mean = _format_error(memory["mean_absolute_error"])
-        rows.append([*_summary_cells(name, figures), f"{memory['rows']}", mean, right])
-    return markdown(columns, rows)
-
-
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g} s"
 
 
-def _format_error(value: float | None) -> str:
+def format_error(value: float | None) -> str:
+    """E.g. "4.2%". Empty without an error."""
     return "" if value is None else f"{100 * value:.1f}%"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
-from zsim.explain.work import step_work
+from zsim.explain.job import step_work
 from zsim.files import make_folder, write_atomically
 from zsim.reading import read_bytes
 from zsim.specs.cluster.files import check_hardware_key
@@ -30,8 +30,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
 from zsim.study.experiment_source import parse_setting
-from zsim.study.measured.prediction import predict_job
-from zsim.study.measured.results import RowResult
+from zsim.study.measured.prediction import RowResult, predict_job
 
 ROW_ID = "row_id"
 SOURCE = "source"
@@ -282,28 +281,13 @@ def _clean_cells(where: str, row: Mapping[str | None, str | None]) -> dict[str, 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._ -]{0,199}"
 
 
-@dataclass(frozen=True)
-class WrittenRuns:
-    """The files that were written."""
-
-    files: Mapping[str, Path]
-    """By row."""
-
-    def lines(self, folder: Path) -> Iterator[str]:
-        """The lines for a terminal."""
-        count = len(self.files)
-        yield f"{count:,} experiment{'s' * (count != 1)} in {folder}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The content of `--json`."""
-        return {"written": {row: str(path) for row, path in self.files.items()}}
-
-
-def write_run_experiments(tables: Sequence[Path], folder: Path) -> WrittenRuns:
-    """Write `ROW_ID.toml` for every row of the tables, with what was measured as a comment.
+def write_run_experiments(tables: Sequence[Path], folder: Path) -> dict[str, Path]:
+    """Write `ROW_ID.toml` for every row of the tables, with what was measured as a comment. Returns the files
+    by row.
 
     Raises InputError for a wrong table, before any file is written, for a name that no file can have, and for
-    two rows of one name in different tables."""
+    two rows of one name in different tables.
+    """
     runs: dict[str, ExperimentRun] = {}
     for table in tables:
         for run in read_experiment_runs(table):
@@ -322,7 +306,7 @@ def write_run_experiments(tables: Sequence[Path], folder: Path) -> WrittenRuns:
     for name, run in runs.items():
         files[name] = folder / f"{name}.toml"
         write_atomically(files[name], experiment_toml(run.experiment, row_comment(run)))
-    return WrittenRuns(files)
+    return files
 
 
 def row_comment(run: ExperimentRun) -> str:

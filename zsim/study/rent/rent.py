@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 from pathlib import Path
@@ -22,8 +22,14 @@ from zsim.specs.prices import PRICES, PriceList, read_prices
 from zsim.specs.strategy.choices import default_kind, values_of
 from zsim.study.experiment_source import ExperimentSource, experiment_of, plain_table
 from zsim.study.progress import Counts
-from zsim.study.rent.question import Offer, RentQuestion, method_changes, rent_question
-from zsim.study.rent.search import ClusterQuestion, ClusterSearch
+from zsim.study.rent.search import (
+    ClusterQuestion,
+    ClusterSearch,
+    Offer,
+    RentQuestion,
+    method_changes,
+    rent_question,
+)
 from zsim.study.tune.evaluate import Evaluator
 from zsim.units import format_amount, format_gpus, format_tokens
 
@@ -142,38 +148,6 @@ class RentResult(Displayable):
         tokens = self.question.length.run_tokens(self.sequence_length)
         assert tokens is not None, "a question has a length"
         return tokens
-
-
-def search_rents(
-    question: RentQuestion,
-    prices: PriceList,
-    clusters: Sequence[str] = (),
-    *,
-    jobs: int = 1,
-    on_done: Callable[[str, int], None] | None = None,
-) -> RentResult:
-    """Search each of the clusters, or by default the presets with a price that may be among the cheapest.
-    `jobs` is the number of processes, on which the result does not depend.
-
-    Raises InputError where a cluster is unknown, and where no cluster can run the training at all.
-    """
-    clusters = [server_of_gpu(name) or name for name in clusters]
-    names = list(clusters) or [name for name in topology_preset_names() if name in prices.cluster]
-    names += [] if clusters else [name for name in prices.cluster if name not in names]
-    left_out = () if clusters else [name for name in topology_preset_names() if name not in names]
-    if not names:
-        raise InputError("rent: no cluster has a price; expected --price CLUSTER=PRICE or --cluster NAME")
-    # Plans hold no hardware, so that clusters share them.
-    evaluator = Evaluator(jobs, on_done=on_done, simulator=Simulator())
-    start = question.base(names[0], question.model_ranks, question.kinds[0], evaluator.simulator).job
-    by_name = search_clusters(question, prices, names, evaluator, inf if clusters else _DEARER)
-    searches = [by_name[name] for name in names]
-    if all(search.offer is None and not search.counts for search in searches):
-        raise InputError(f"rent: {searches[0].cluster}: {searches[0].reason}")
-    return RentResult(
-        question, start.model.name, start.training.sequence_length, prices, searches, left_out,
-        evaluator.num_checked, evaluator.num_simulated,
-    )  # fmt: skip
 
 
 def search_clusters(
@@ -377,7 +351,8 @@ def rent(
         rents = zsim.rent(model="llama-3.1-8b", tokens="20M", method="lora")
         rents.offers[0].cluster, rents.offers[0].gpus, rents.offers[0].money
 
-    Raises InputError without a model or a length, for limits that are not positive, and for unknown names.
+    Raises InputError without a model or a length, for limits that are not positive, for unknown names, and
+    where no cluster can run the training at all.
     """
     changes = dict(overrides or {})
     is_bare = experiment is None
@@ -401,16 +376,33 @@ def rent(
     length = {key: value for key, value in length.items() if value is not None}
     if length.keys() & {"tokens", "samples"}:
         given_length = {}
-    names = ("tokens", "samples", "epochs")
-    table = {key: value for key, value in {**given_length, **length}.items() if key in names}
+    keys = ("tokens", "samples", "epochs")
+    table = {key: value for key, value in {**given_length, **length}.items() if key in keys}
     has_kind = not is_bare or any(key.startswith("strategy.") for key in changes)
+    for name, limit in (("--max-hours", max_hours), ("--max-money", max_money)):
+        if limit is not None and not limit > 0:
+            raise InputError(f"{name} {limit:g}: expected more than 0")
     question = rent_question(
-        start, validate_table(table, "rent", CostTable), () if has_kind else values_of("rent.kind"),
-        batch=batch, is_batch_usual=is_bare and "training.global_batch_size" not in changes,
-        max_hours=max_hours, max_money=max_money, max_gpus=max_gpus,
+        start, validate_table(table, "rent", CostTable), () if has_kind else values_of("rent.kind"), batch,
+        is_usual=is_bare and "training.global_batch_size" not in changes,
     )  # fmt: skip
+    question = replace(question, max_hours=max_hours, max_money=max_money, max_gpus=max_gpus)
     price_list = read_prices(None if price_file is None else Path(price_file), prices)
+    wanted = [server_of_gpu(name) or name for name in clusters]
+    presets = topology_preset_names()
+    names = wanted or list(dict.fromkeys([*filter(price_list.cluster.get, presets), *price_list.cluster]))
+    if not names:
+        raise InputError("rent: no cluster has a price; expected --price CLUSTER=PRICE or --cluster NAME")
     with Counts("checked", "simulated") as progress:
-        return search_rents(
-            question, price_list, clusters, jobs=jobs or os.cpu_count() or 1, on_done=progress.update
-        )
+        # Plans hold no hardware, so that clusters share them.
+        evaluator = Evaluator(jobs or os.cpu_count() or 1, on_done=progress.update, simulator=Simulator())
+        first = question.base(names[0], question.model_ranks, question.kinds[0], evaluator.simulator).job
+        by_name = search_clusters(question, price_list, names, evaluator, inf if wanted else _DEARER)
+    searches = [by_name[name] for name in names]
+    if all(search.offer is None and not search.counts for search in searches):
+        raise InputError(f"rent: {searches[0].cluster}: {searches[0].reason}")
+    return RentResult(
+        question, first.model.name, first.training.sequence_length, price_list, searches,
+        () if wanted else [name for name in presets if name not in names],
+        evaluator.num_checked, evaluator.num_simulated,
+    )  # fmt: skip

@@ -30,13 +30,15 @@ from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.rollouts import drop_rollout, resize_rollout
 from zsim.study.scaling.result import MODES, Mode, ScalingPoint, ScalingResult, best_of
 from zsim.study.search import largest_fitting
-from zsim.study.sweep.identity import Record
 from zsim.study.sweep.points import Point
-from zsim.study.sweep.row import RUN_COLUMNS
+from zsim.study.sweep.records import RUN_COLUMNS, Record
 from zsim.study.sweep.sweep import points_folder, run_points
 
 GROWN = ("tensor", "pipeline", "context")
 _MAX_COUNTS = 200
+_COLUMNS = (
+    "nodes", "step_seconds", "step_tokens", "mfu_fraction", "fits", "gpu_peak_bytes", "gpu_capacity_bytes",
+)  # fmt: skip
 
 
 def scaling(
@@ -259,23 +261,16 @@ def _scaling_point(point: Point, record: Record, largest: int | None) -> Scaling
     }
     return ScalingPoint(
         gpus,
-        None,
-        row["nodes"],
-        row["training.micro_batch_size"],
-        row["training.gradient_accumulation_steps"],
-        row["step_seconds"],
-        row["step_tokens"],
-        row["mfu_fraction"],
-        row["fits"],
-        row["gpu_peak_bytes"],
-        row["gpu_capacity_bytes"],
-        costs,
-        row.get("allocator_retries"),
-        largest,
-        range_of_row(row),
-        is_shared(row),
-        {name: row.get(name) for name in RUN_COLUMNS} if "run_error" in row else None,
-        verdict_of_row(row),
+        micro_batch_size=row["training.micro_batch_size"],
+        gradient_accumulation_steps=row["training.gradient_accumulation_steps"],
+        costs=costs,
+        allocator_retries=row.get("allocator_retries"),
+        largest_micro_batch=largest,
+        step_seconds_range=range_of_row(row),
+        is_shared=is_shared(row),
+        whole_run={name: row.get(name) for name in RUN_COLUMNS} if "run_error" in row else None,
+        verdict=verdict_of_row(row),
+        **{name: row[name] for name in _COLUMNS},
     )
 
 

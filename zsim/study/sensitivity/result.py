@@ -32,13 +32,6 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.rollouts import drop_rollout
-from zsim.study.sensitivity.requirements import (
-    Requirement,
-    check_resources,
-    excluded_resources,
-    parse_target,
-    requirements,
-)
 from zsim.study.sensitivity.runs import (
     RunSensitivity,
     run_bar_dict,
@@ -48,8 +41,13 @@ from zsim.study.sensitivity.runs import (
 )
 from zsim.study.sensitivity.sensitivity import (
     SPREAD,
+    Requirement,
     SensitivityBar,
+    check_resources,
+    excluded_resources,
     hardware_variations,
+    parse_target,
+    requirements,
     rollout_variations,
     software_variations,
 )
@@ -329,37 +327,28 @@ def sensitivity(
         raise InputError(
             f"--resource {resources[0]}: has no effect without --target, for which it names what may change"
         )
+    if not 0 < spread < 1:
+        raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
     if target is not None:  # an invalid target is reported before anything is simulated
         parsed_target = parse_target(target, resolve(resolved_experiment))
         check_resources(parsed_target, resources)
         excluded = excluded_resources(parsed_target)
     workers = jobs or os.cpu_count() or 1
     with points_folder(None if cache is None else Path(cache)) as folder:
-        result = run_sensitivity(resolved_experiment, folder, spread=spread, jobs=workers)
+        result = _turn_numbers(resolved_experiment, folder, spread, workers)
+    result = replace(result, target=target or "", left_out=excluded)
     if result.is_stopped:
-        return replace(result, target=target or "", left_out=excluded)
-    return replace(
-        result,
-        requirements=()
-        if target is None
-        else requirements(resolved_experiment, target, resources or None, jobs=workers),
-        target=target or "",
-        left_out=excluded,
-        whole=None
-        if resolved_experiment.run is None
-        else run_sensitivity_of(resolved_experiment, jobs=workers),
-    )
+        return result
+    if target is not None:
+        needs = requirements(resolved_experiment, target, resources or None, jobs=workers)
+        result = replace(result, requirements=needs)
+    if resolved_experiment.run is not None:
+        result = replace(result, whole=run_sensitivity_of(resolved_experiment, jobs=workers))
+    return result
 
 
-def run_sensitivity(
-    experiment: Experiment, folder: Path, *, spread: float = SPREAD, jobs: int = 1, is_quiet: bool = False
-) -> SensitivityResult:
-    """Simulate the step with every number turned down and up. Results are kept in `folder` by content.
-
-    A number whose file states a `spread` is turned by that, all others by the parameter `spread`.
-    """
-    if not 0 < spread < 1:
-        raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
+def _turn_numbers(experiment: Experiment, folder: Path, spread: float, jobs: int) -> SensitivityResult:
+    """Simulate the step with every number turned down and up. Results are kept in `folder` by content."""
     experiment = experiment.model_copy(update={"run": None})  # its days are a study of their own
     job = resolve(drop_rollout(experiment))
     variations = [*hardware_variations(job.cluster, spread), *software_variations(job, spread)]
@@ -369,7 +358,7 @@ def run_sensitivity(
     for variation in variations:
         for changes in variation.overrides:
             points.append(Point.of(len(points), {}, partial(change_experiment, experiment, changes)))
-    run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
+    run = run_points(points, folder, jobs=jobs)
     seconds: list[float | None] = []
     errors: list[str | None] = []
     for point in points:

@@ -7,13 +7,14 @@ between saves is searched for, it moves as the closed form's best one does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from zsim.errors import ZsimError
 from zsim.goodput.prepared import PreparedRun, prepare
-from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Saves, Scenario
+from zsim.goodput.scenario import Cause, Checkpoint, Failures, Phase, Recovery, Scenario
 from zsim.goodput.search import best_interval, run_comparable, starting_interval
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
@@ -67,7 +68,7 @@ class RunSensitivity:
 def run_sensitivity_of(experiment: Experiment, *, jobs: int = 1) -> RunSensitivity:
     """Turn the numbers of the experiment's `[run]`. Raises InputError as `simulate_run` does."""
     study = _Study(prepare(experiment), jobs)
-    base = study.goodput(1.0)
+    base = study.goodput()
     days = study.ideal_days / base
     bars = sorted(study.bars(), key=lambda bar: -bar.swing(days))
     cost = experiment.cost
@@ -104,28 +105,27 @@ class _Study:
         first, failures, recovery = self.scenario.phases[0], self.scenario.failures, self.scenario.recovery
         checkpoint = first.saves.local or first.saves.remote
         if failures.per_second:
-            yield self._bar("failures", f"every {format_duration(1 / failures.per_second)}", _scale_failures)
-            yield self._bar("detection", format_duration(recovery.detect_seconds), _scale_detection)
-            yield self._bar("start-up", format_duration(first.startup_seconds), _scale_startup)
+            yield self._bar("failures", f"every {format_duration(1 / failures.per_second)}")
+            yield self._bar("detection", format_duration(recovery.detect_seconds))
+            yield self._bar("start-up", format_duration(first.startup_seconds))
             if any(cause.repair_seconds for cause in failures.causes):
-                yield self._bar("repair", format_duration(_mean_repair(failures.causes)), _scale_repair)
+                yield self._bar("repair", format_duration(_mean_repair(failures.causes)))
             yield self._spares(recovery.spares)
         if checkpoint is not None:
-            yield self._bar(
-                "blocking of a save", format_duration(checkpoint.blocking_seconds), _scale_blocking
-            )
-            yield self._bar("loading", format_duration(checkpoint.load_seconds), _scale_loading)
+            yield self._bar("blocking of a save", format_duration(checkpoint.blocking_seconds))
+            yield self._bar("loading", format_duration(checkpoint.load_seconds))
             yield self._interval()
         if checkpoint is not None and self.prepared.table.checkpoint.blocking is None:
             yield self._store()
         if failures.stragglers_per_second:
-            yield self._bar("slow nodes", "", _scale_stragglers)
+            yield self._bar("slow nodes", "")
 
-    def goodput(self, factor: float, turn: Callable[[Scenario, float], Scenario] | None = None) -> float:
-        """The goodput of the run, with one number multiplied by `factor`."""
-        scenario = self.scenario if turn is None else turn(self.scenario, factor)
-        if self.is_auto and turn is not None:
-            scenario = turn(self.prepared.scenario(self._scaled_interval(scenario)), factor)
+    def goodput(self, name: str = "", factor: float = 1.0) -> float:
+        """The goodput of the run, with the number of that name multiplied by `factor`."""
+        scenario = scale_scenario(self.scenario, name, factor)
+        if self.is_auto and name:
+            work = self._scaled_interval(scenario)
+            scenario = scale_scenario(self.prepared.scenario(work), name, factor)
         return self._simulate_goodput(scenario)
 
     def _simulate_goodput(self, scenario: Scenario) -> float:
@@ -137,8 +137,8 @@ class _Study:
         new_interval, old_interval = _closed_form(scenario), _closed_form(self.scenario)
         return self.work * new_interval / old_interval if old_interval else self.work
 
-    def _bar(self, name: str, value: str, turn: Callable[[Scenario, float], Scenario]) -> RunBar:
-        return self._make_bar(name, value, lambda factor: self.goodput(factor, turn))
+    def _bar(self, name: str, value: str) -> RunBar:
+        return self._make_bar(name, value, partial(self.goodput, name))
 
     def _make_bar(
         self,
@@ -204,71 +204,55 @@ def _closed_form(scenario: Scenario) -> float:
     return 0.0 if checkpoint is None else starting_interval(scenario, checkpoint)
 
 
-def _scale(value: Part, factor: float, *names: str) -> Part:
-    """The part of a scenario with these of its numbers multiplied. None stays None."""
-    numbers = {name: getattr(value, name) for name in names}
-    return replace(value, **{name: number * factor for name, number in numbers.items() if number is not None})
+# The numbers of each bar, by the part of a scenario that has them.
+_NUMBERS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "failures": {"failures": ("per_second",)},
+    "detection": {
+        "recovery": ("detect_seconds", "hang_seconds", "stall_seconds"), "cause": ("detect_seconds",),
+    },
+    "start-up": {"phase": ("startup_seconds", "in_process_seconds")},
+    "repair": {"cause": ("repair_seconds", "repair_median")},
+    "blocking of a save": {"checkpoint": ("blocking_seconds",)},
+    "loading": {"checkpoint": ("load_seconds",)},
+    "slow nodes": {"failures": ("stragglers_per_second",)},
+}  # fmt: skip
 
 
-def _scale_failures(scenario: Scenario, factor: float) -> Scenario:
-    return replace(scenario, failures=_scale(scenario.failures, factor, "per_second"))
+def scale_scenario(scenario: Scenario, name: str, factor: float) -> Scenario:
+    """The scenario with the numbers of a bar multiplied. A save that blocks longer is durable later."""
+    numbers = _NUMBERS.get(name, {})
 
+    def scale(part: str, value: Part) -> Part:
+        """The part with its numbers multiplied. None stays None."""
+        values = {field: getattr(value, field) for field in numbers.get(part, ())}
+        changes = {field: number * factor for field, number in values.items() if number is not None}
+        return replace(value, **changes)
 
-def _scale_stragglers(scenario: Scenario, factor: float) -> Scenario:
-    return replace(scenario, failures=_scale(scenario.failures, factor, "stragglers_per_second"))
+    def scale_save(save: Checkpoint | None) -> Checkpoint | None:
+        if save is None:
+            return None
+        scaled = scale("checkpoint", save)
+        extra_seconds = scaled.blocking_seconds - save.blocking_seconds
+        return replace(scaled, durable_seconds=save.durable_seconds + extra_seconds)
 
+    def scale_phase(phase: Phase) -> Phase:
+        saves = phase.saves
+        saves = replace(saves, remote=scale_save(saves.remote), local=scale_save(saves.local))
+        return replace(scale("phase", phase), saves=saves)
 
-def _scale_causes(scenario: Scenario, factor: float, *names: str) -> Scenario:
-    causes = tuple(_scale(cause, factor, *names) for cause in scenario.failures.causes)
-    return replace(scenario, failures=replace(scenario.failures, causes=causes))
-
-
-def _scale_detection(scenario: Scenario, factor: float) -> Scenario:
-    recovery = _scale(scenario.recovery, factor, "detect_seconds", "hang_seconds", "stall_seconds")
-    return replace(_scale_causes(scenario, factor, "detect_seconds"), recovery=recovery)
-
-
-def _scale_startup(scenario: Scenario, factor: float) -> Scenario:
-    names = "startup_seconds", "in_process_seconds"
-    return replace(scenario, phases=tuple(_scale(phase, factor, *names) for phase in scenario.phases))
-
-
-def _scale_repair(scenario: Scenario, factor: float) -> Scenario:
-    return _scale_causes(scenario, factor, "repair_seconds", "repair_median")
+    causes = tuple(scale("cause", cause) for cause in scenario.failures.causes)
+    return replace(
+        scenario,
+        failures=replace(scale("failures", scenario.failures), causes=causes),
+        recovery=scale("recovery", scenario.recovery),
+        phases=tuple(map(scale_phase, scenario.phases)),
+    )
 
 
 def _mean_repair(causes: tuple[Cause, ...]) -> float:
     repaired = [cause for cause in causes if cause.repair_seconds]
     weight = sum(cause.weight for cause in repaired)
     return sum(cause.weight * cause.repair_seconds for cause in repaired) / weight if weight else 0.0
-
-
-def _scale_blocking(scenario: Scenario, factor: float) -> Scenario:
-    def extend(checkpoint: Checkpoint) -> Checkpoint:
-        extra_seconds = checkpoint.blocking_seconds * (factor - 1)
-        return replace(
-            checkpoint,
-            blocking_seconds=checkpoint.blocking_seconds + extra_seconds,
-            durable_seconds=checkpoint.durable_seconds + extra_seconds,
-        )
-
-    return _change_saves(scenario, extend)
-
-
-def _scale_loading(scenario: Scenario, factor: float) -> Scenario:
-    return _change_saves(scenario, lambda checkpoint: _scale(checkpoint, factor, "load_seconds"))
-
-
-def _change_saves(scenario: Scenario, change: Callable[[Checkpoint], Checkpoint]) -> Scenario:
-    def change_saves(saves: Saves) -> Saves:
-        return replace(
-            saves,
-            remote=None if saves.remote is None else change(saves.remote),
-            local=None if saves.local is None else change(saves.local),
-        )
-
-    phases = tuple(replace(phase, saves=change_saves(phase.saves)) for phase in scenario.phases)
-    return replace(scenario, phases=phases)
 
 
 # -- views ---------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.registry import STRATEGIES
-from zsim.study.sweep.expressions import Expression, nested_value
-from zsim.study.sweep.study_file import LABEL, Rule, Study, flatten
+from zsim.study.sweep.study_file import LABEL, Expression, Rule, Study, flatten, nested_value
 
 # Tables with free keys: those of other programs' files, and names of nodes and links.
 _CLOSED_TABLES: dict[str, type[BaseModel]] = {

@@ -29,8 +29,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.extras import require
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.sweep.identity import Record, Store
-from zsim.study.sweep.row import failed_record, point_record
+from zsim.study.sweep.records import Record, Store, failed_record, point_record
 
 _LARGEST_BATCH = 16
 _BATCHES_PER_JOB = 8

@@ -29,10 +29,9 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.user_code import UserCode
 from zsim.study.experiment_source import ExperimentSource, plain_table
 from zsim.study.progress import Progress
-from zsim.study.sweep.identity import Identities, Record, Store
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.pool import Task, run_tasks
-from zsim.study.sweep.row import failed_record
+from zsim.study.sweep.records import Identities, Record, Store, failed_record
 from zsim.study.sweep.study_file import Study, load_study, study_from
 from zsim.units import format_amount, format_bytes, format_percent
 from zsim.version import __version__

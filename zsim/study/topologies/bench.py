@@ -6,7 +6,7 @@ import csv
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from zsim.cost.collectives.rounds import bus_bytes
@@ -40,9 +40,6 @@ class BenchRow:
     bus_bytes_per_second: float
     algorithm: str
     protocol: str
-
-    def to_dict(self) -> dict[str, float | str]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,14 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN, COMPUTE_KINDS
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology
-from zsim.study.topologies.drawing import Drawing, FabricBox, busiest_link_loads, draw_fabric, line_loads
+from zsim.study.topologies.drawing import (
+    Drawing,
+    FabricBox,
+    Line,
+    busiest_link_loads,
+    draw_fabric,
+    line_loads,
+)
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_rate, format_seconds
 
@@ -43,7 +50,6 @@ def drawing_figure(drawing: Drawing, cluster: Cluster, loads: Sequence[float] | 
     """The figure of a drawn fabric. `loads` colours each line by the part in use of its busiest link, 0 to 1,
     to a tenth.
     """
-    positions = drawing.positions()
     figure = Figure(layout(440, showlegend=False))
     shades = (
         [_GREY] * len(drawing.lines)
@@ -54,18 +60,24 @@ def drawing_figure(drawing: Drawing, cluster: Cluster, loads: Sequence[float] | 
     for tier, shade in dict.fromkeys(kinds):
         tier_lines = [line for line, kind in zip(drawing.lines, kinds, strict=True) if kind == (tier, shade)]
         width = 1.0 + 0.8 * math.log10(max(max(line.capacity for line in tier_lines) / 25e9, 1.0))
-        ends = [(positions[line.ends[0]], positions[line.ends[1]]) for line in tier_lines]
-        figure.add_scatter(
-            x=[x for start, end in ends for x in (start[0], end[0], None)],
-            y=[y for start, end in ends for y in (start[1], end[1], None)],
-            mode="lines",
-            line={"width": width, "color": shade},
-            opacity=0.75,
-            hoverinfo="skip",
-            name=tier,
+        _add_lines(
+            figure, drawing, tier_lines, line={"width": width, "color": shade}, opacity=0.75, name=tier
         )
     add_boxes(figure, drawing, f"{cluster.gpus_per_node} GPUs, {cluster.gpu.name}")
     return figure
+
+
+def _add_lines(figure: Figure, drawing: Drawing, lines: Sequence[Line], **style: Any) -> None:
+    """Draw some lines of a drawing as one trace."""
+    positions = drawing.positions()
+    ends = [(positions[line.ends[0]], positions[line.ends[1]]) for line in lines]
+    figure.add_scatter(
+        x=[x for start, end in ends for x in (start[0], end[0], None)],
+        y=[y for start, end in ends for y in (start[1], end[1], None)],
+        mode="lines",
+        hoverinfo="skip",
+        **style,
+    )
 
 
 def add_boxes(figure: Figure, drawing: Drawing, node_label: str) -> None:
@@ -348,21 +360,13 @@ def animate_rank(outcome: Outcome, rank: int) -> Animation:
 def cluster_figure(animation: Animation) -> Figure:
     """The drawing at the step's first frame: a trace for each shade of lines, then the boxes."""
     figure = Figure(layout(400, showlegend=False))
-    positions = animation.drawing.positions()
     for level, shade in enumerate(SHADES):
         level_lines = [
             line for line, digit in zip(animation.drawing.lines, animation.levels[0], strict=False)
             if int(digit) == level
         ]  # fmt: skip
-        ends = [(positions[line.ends[0]], positions[line.ends[1]]) for line in level_lines]
-        figure.add_scatter(
-            x=[x for start, end in ends for x in (start[0], end[0], None)],
-            y=[y for start, end in ends for y in (start[1], end[1], None)],
-            mode="lines",
-            line={"width": 1.2 + 0.45 * level, "color": shade},
-            hoverinfo="skip",
-            name=f"level {level}",
-        )
+        style = {"width": 1.2 + 0.45 * level, "color": shade}
+        _add_lines(figure, animation.drawing, level_lines, line=style, name=f"level {level}")
     add_boxes(figure, animation.drawing, animation.node_label)
     return figure
 

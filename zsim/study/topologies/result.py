@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zsim.errors import InputError
 from zsim.report.views.html.figure import Figure, script_json
@@ -17,7 +17,7 @@ from zsim.report.views.result import DisplayableList, Figures, ResultTable, Sect
 from zsim.specs.cluster.files import load_cluster
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.topologies import bench, figures
-from zsim.study.topologies.bench import BenchRow
+from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
 from zsim.study.topologies.drawing import MAX_NODES
 from zsim.study.topologies.figures import (
     CLUSTER_CAPTION,
@@ -27,13 +27,20 @@ from zsim.study.topologies.figures import (
     cluster_figure,
     loads_figure,
 )
-from zsim.study.topologies.text import bench_lines, comparison_lines
-from zsim.study.topologies.topologies import SCALES, TopologyComparison, compare_cluster, describe_topology
+from zsim.study.topologies.topologies import (
+    CLUSTER,
+    FABRIC,
+    ROUTING,
+    SCALES,
+    STEP,
+    TopologyComparison,
+    bench_lines,
+    compare_cluster,
+    comparison_lines,
+    describe_topology,
+    tie_sentences,
+)
 from zsim.units import format_rate, format_seconds
-
-if TYPE_CHECKING:
-    from zsim.study.topologies.bench import CurvePoint
-
 
 _KICKER = "topologies"
 _SAME_PERCENT = 0.05  # percent between lines
@@ -74,8 +81,6 @@ def animation_page(animation: Animation, title: str) -> str:
 
 def comparison_page(rows: Sequence[TopologyComparison]) -> str:
     """A page that compares one experiment on several clusters."""
-    from zsim.study.topologies.text import CLUSTER, FABRIC, ROUTING, STEP, tie_sentences
-
     labels = rows[0].report.labels
     best = min(rows, key=lambda row: row.report.step_seconds)
     fastest = f"Fastest: {best.cluster}, {format_seconds(best.report.step_seconds)} per step."
@@ -115,8 +120,6 @@ def comparison_page(rows: Sequence[TopologyComparison]) -> str:
 
 def curves_page(points: Sequence[CurvePoint]) -> str:
     """A page of measured (dots) and simulated (lines) curves, one figure per cluster, with the errors."""
-    from zsim.study.topologies.bench import median_error
-
     sections = []
     for number, cluster in enumerate(dict.fromkeys(point.cluster for point in points)):
         cluster_points = [point for point in points if point.cluster == cluster]
@@ -273,7 +276,7 @@ class BenchResult(DisplayableList[BenchRow]):
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The array that `zsim topology bench --json` writes."""
-        return [dict(row.to_dict()) for row in self.items]
+        return [asdict(row) for row in self.items]
 
     def plots(self) -> Figures:
         return {"bandwidth": self._bandwidth}

@@ -17,7 +17,8 @@ from zsim.specs.experiment.fp8.recipe import recipes_of
 from zsim.specs.experiment.programs import find_config_mapping
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import kinds
-from zsim.study.tune.axis import (
+from zsim.study.tune.degrees import degrees, replicas_of
+from zsim.study.tune.framework import (
     ACCUMULATION,
     BLOCKS,
     CHECKPOINTING,
@@ -30,9 +31,8 @@ from zsim.study.tune.axis import (
     Base,
     Chosen,
     TunedAxis,
+    tuning_of,
 )
-from zsim.study.tune.degrees import degrees, replicas_of
-from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.settings import value_of
 
 _MAX_MICRO_BATCHES = 512

@@ -22,8 +22,7 @@ from typing import Any
 from zsim.specs.model.expert_layer import num_experts
 from zsim.specs.model.spec import Module
 from zsim.specs.strategy.parallelism import SINGLE_STAGE, V_SHAPED
-from zsim.study.tune.axis import AxisChoice, Base, Chosen, TunedAxis
-from zsim.study.tune.framework import tuning_of
+from zsim.study.tune.framework import AxisChoice, Base, Chosen, TunedAxis, tuning_of
 
 TENSOR, PIPELINE, CONTEXT = "parallelism.tensor", "parallelism.pipeline", "parallelism.context"
 VIRTUAL, SCHEDULE = "parallelism.virtual_stages", "parallelism.schedule"

@@ -33,11 +33,19 @@ from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.differences import verdict_of_row
-from zsim.study.sweep.identity import Identities, Record
 from zsim.study.sweep.pool import Task, run_tasks
+from zsim.study.sweep.records import Identities, Record
 from zsim.study.tune.axes import Candidate
-from zsim.study.tune.axis import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOSS, MICRO_BATCH, RECOMPUTED
 from zsim.study.tune.bounds import Bound, Bounds, least_seconds
+from zsim.study.tune.framework import (
+    ACCUMULATION,
+    BLOCKS,
+    CHECKPOINTING,
+    EVERY,
+    LOSS,
+    MICRO_BATCH,
+    RECOMPUTED,
+)
 from zsim.validated.verdict import LEVEL
 
 

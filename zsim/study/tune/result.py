@@ -27,9 +27,9 @@ from zsim.specs.experiment.labels import gpus_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.study.differences import format_step_range, is_distinguishable, range_of_row, verdict_of_row
-from zsim.study.tune.axis import Base
 from zsim.study.tune.evaluate import CandidateResult, MemoryBounds, RunDays
 from zsim.study.tune.explain import Change, TuningStep, file_settings, script_changes
+from zsim.study.tune.framework import Base
 from zsim.study.tune.search import SearchResult
 from zsim.units import format_bytes, format_duration, format_gpus, format_percent, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE

@@ -30,10 +30,9 @@ from typing import Any
 
 from zsim.study.differences import is_distinguishable
 from zsim.study.tune.axes import LOSSES, Candidate, choices_of
-from zsim.study.tune.axis import LOSS, TunedAxis
 from zsim.study.tune.bounds import Bound
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
-from zsim.study.tune.framework import tuning_of
+from zsim.study.tune.framework import LOSS, TunedAxis, tuning_of
 
 # The value to minimise, from (seconds of the step or their lower bound, number of GPUs).
 Objective = Callable[[float, int], float]

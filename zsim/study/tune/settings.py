@@ -11,8 +11,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.tune.axis import RECIPE, RECOMPUTED, Base
-from zsim.study.tune.framework import tuning_of
+from zsim.study.tune.framework import RECIPE, RECOMPUTED, Base, tuning_of
 
 # what a key of [parallelism] means where it is left out
 _UNSET = {

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zsim.engine.micro_batches import SimulatedStep
 from zsim.goodput.page import goodput_page
 from zsim.report.views.html.figure import Figure
 from zsim.resources import PACKAGE, topologies_folder
@@ -28,10 +29,11 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.scaling.result import Mode, efficiency, sentences, throughput
 from zsim.study.scaling.scaling import run_scaling
-from zsim.ui.answer import Answer, answer, remedy_settings
-from zsim.ui.downloads import animation_content, animation_data, file_content
+from zsim.study.topologies.figures import animate_step, cluster_figure, loads_figure
+from zsim.study.topologies.result import animation_page
+from zsim.ui.answer import Answer, Prediction, Predictions, answer, remedy_settings, setting_token
+from zsim.ui.downloads import file_content
 from zsim.ui.form import DisplayedValues, Form
-from zsim.ui.prediction import Prediction, Predictions, setting_token
 from zsim.ui.recordings import Recordings
 from zsim.ui.uploads import apply_text
 from zsim.ui.whole_run import Tile, run_figures, run_of, run_sentences, run_tiles
@@ -122,22 +124,25 @@ class Backend:
 
     def outcome(self, field_values: DisplayedValues, other_settings: str) -> Prediction:
         """The numbers of a setting."""
-        return self.outcomes.get_prediction(
-            setting_token(field_values, other_settings), self.form, field_values, other_settings
-        )
+        return self.outcomes.get_prediction(self.form, field_values, other_settings)
+
+    def _step(self, field_values: DisplayedValues, other_settings: str) -> SimulatedStep:
+        return self.outcomes.get_step(self.form, field_values, other_settings)
 
     def film(self, field_values: DisplayedValues, other_settings: str) -> dict[str, Any]:
-        """The animation of a setting's step."""
-        return animation_data(self.form, self.outcomes, field_values, other_settings)
+        """The two figures of the animation of a setting's step, by name, and its frames."""
+        animation = animate_step(self._step(field_values, other_settings).whole_outcome)
+        return {
+            "cluster": cluster_figure(animation).to_plotly_json(),
+            "loads": loads_figure(animation).to_plotly_json(),
+            "frames": animation.to_dict(),
+        }
 
     def beside(
         self, key: str, name: str, field_values: DisplayedValues, other_settings: str
     ) -> dict[str, Any]:
         """A recording compared with a setting's step."""
-        step = self.outcomes.get_step(
-            setting_token(field_values, other_settings), self.form, field_values, other_settings
-        )
-        return self.recordings.compare_step(key, name, step)
+        return self.recordings.compare_step(key, name, self._step(field_values, other_settings))
 
     def take_recording(self, content: bytes, name: str) -> str:
         """The key of a recording, which is kept from now on."""
@@ -152,7 +157,8 @@ class Backend:
     def file(self, name: str, field_values: DisplayedValues, other_settings: str) -> bytes:
         """A file that the page offers of a setting."""
         if name == ANIMATION_FILE:
-            return animation_content(self.form, self.outcomes, field_values, other_settings)
+            animation = animate_step(self._step(field_values, other_settings).whole_outcome)
+            return animation_page(animation, self.outcome(field_values, other_settings).title).encode()
         experiment = self.form.experiment(field_values, other_settings)
         return (
             goodput_page(run_of(experiment)).encode() if name == RUN_FILE else file_content(experiment, name)

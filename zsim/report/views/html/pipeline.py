@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from zsim.report.pipeline.bubbles import Box
-from zsim.report.pipeline.section import PipelineSection
+from zsim.report.pipeline import Box, PipelineSection
 from zsim.report.rank_map import RankMap
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale

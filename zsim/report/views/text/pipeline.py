@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zsim.report.pipeline.section import PipelineRow, PipelineSection
+from zsim.report.pipeline import PipelineRow, PipelineSection
 from zsim.report.rank_map import RankMap, ranges
 from zsim.report.report import Report
 from zsim.report.traffic import group_rows

@@ -18,8 +18,7 @@ from zsim.trace.collective_names import (
     parse_messages,
     parse_ranks,
 )
-from zsim.trace.readers.kineto.file import DeviceEvent, Event, HostEvent, KinetoFile, Thread
-from zsim.trace.readers.kineto.ranges import Context
+from zsim.trace.readers.kineto.file import Context, DeviceEvent, Event, HostEvent, KinetoFile, Thread
 from zsim.trace.readers.recording import UNKNOWN, Ranges, Recording
 from zsim.trace.trace import COLLECTIVES, SpanInfo
 

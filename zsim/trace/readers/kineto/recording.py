@@ -11,9 +11,8 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.trace.collective_names import collective_kind, count_elements, full_tensor_bytes, parse_int
 from zsim.trace.readers.content import JsonStream
-from zsim.trace.readers.kineto.file import HostEvent, KinetoFile, Thread, load
+from zsim.trace.readers.kineto.file import Context, HostEvent, KinetoFile, Thread, load
 from zsim.trace.readers.kineto.gpu import add_device_spans, first_dims, first_dtype
-from zsim.trace.readers.kineto.ranges import Context
 from zsim.trace.readers.recording import UNKNOWN, Recording
 from zsim.trace.trace import SpanInfo
 

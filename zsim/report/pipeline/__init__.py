@@ -1,1 +1,0 @@
-"""A pipeline in a report: bubbles, stages, and the schedule as it ran."""

@@ -1,1 +1,0 @@
-"""Should I believe this? The evidence behind the numbers of one report."""

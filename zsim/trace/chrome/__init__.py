@@ -1,1 +1,0 @@
-"""Traces in the format of Perfetto and chrome://tracing."""
