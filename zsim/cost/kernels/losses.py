@@ -98,6 +98,14 @@ class LossKernelSet:
     """
     trains_frozen_head: bool = False
     """Backward has the gradient of the head's weight even where that is not trained."""
+    tile_bytes: int = 0
+    """The largest fp32 logits of a tile of tokens, of which each runs the head and the loss forward and
+    backward in the forward pass. 0 where there are none, or a number of them.
+    """
+    num_tiles: int = 0
+    """The number of such tiles. 0 where their bytes are limited, or there are none."""
+    sums_in_fp32: bool = False
+    """The tiles' gradients of the hidden states and of the weight are added up in fp32."""
 
     def kernels(
         self, tokens: int, vocab_size: int, element_bytes: int, dtype: str, *, is_backward: bool
@@ -212,7 +220,9 @@ FUSED_LINEAR = LossKernelSet(
 )
 
 # The same in tiles of about 1 GiB of fp32 logits, each of `EAGER`'s kernels.
-TILED = LossKernelSet("tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True)
+TILED = LossKernelSet(
+    "tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True, tile_bytes=2**30
+)
 
 LOSSES = {
     loss.name: loss
