@@ -1,15 +1,14 @@
 """Host time of FSDP1's hooks, or of Megatron-FSDP's, on CPU tensors and one core.
 
-    python -O -m validation.fsdp_host [FOLDER] --blocks 24 --layers 1 [--flat] [--stored bf16] \\
-        [--strategy SHARD_GRAD_OP]
+    python -O -m validation.fsdp_host [FOLDER] --blocks 24 --layers 1 [--flat] [--stored bf16]
 
 Without FOLDER torch's own FSDP1 wraps every block, beside seven ranks of a fake process group. Parameters are
-bf16, stored in fp32 and with gradients reduced in fp32, or all in bf16. FOLDER holds Megatron-Core as pip installs it
-(`pip install --target FOLDER --no-deps megatron-core==0.16.1`), of which Megatron-FSDP shards the blocks as
-`optim_grads_params`, on one rank and gloo. Blocks have so many linear layers. Streams and events of CUDA are
-stand-ins that do nothing. Prints what the main thread takes longer than for the same blocks alone, and how
-many operators more (views aside), forward and backward: the quickest of 40 times five. One process times one
-model.
+bf16, stored in fp32 and with gradients reduced in fp32, or all in bf16. FOLDER holds Megatron-Core as pip
+installs it (`pip install --target FOLDER --no-deps megatron-core==0.16.1`), of which Megatron-FSDP shards the
+blocks as `optim_grads_params`, on one rank and gloo. Blocks have so many linear layers. Streams and events of
+CUDA are stand-ins that do nothing. Prints what the main thread takes longer than for the same blocks alone,
+and how many operators more (views aside), forward and backward: the quickest of 40 times five. One process
+times one model.
 """
 
 from __future__ import annotations

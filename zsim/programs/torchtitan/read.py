@@ -288,10 +288,11 @@ def _read_training_options(settings: FileValues, is_new: bool) -> None:
     )
     settings.put("training.compile", bool(enabled and "model" in components), "compile.enable")
     is_loss_compiled = enabled and "loss" in components
-    if is_new or enabled and is_loss_compiled != ("model" in components):
+    if is_new:
+        loss = "torchtitan-chunked-fused" if is_loss_compiled else "torchtitan-chunked"
+        settings.put("training.cross_entropy", loss, "compile.components")
+    elif enabled and is_loss_compiled != ("model" in components):
         loss = "fused" if is_loss_compiled else "eager"
-        if is_new:
-            loss = "torchtitan-chunked-fused" if is_loss_compiled else "torchtitan-chunked"
         settings.put("training.cross_entropy", loss, "compile.components")
     optimizers = {"AdamW": "adamw", "Adam": "adam"}
     name = settings.get("optimizer.name", "AdamW")
