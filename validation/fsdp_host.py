@@ -58,7 +58,12 @@ def wrap_in_fsdp1(model: nn.Module, strategy: str, stored: str, *, is_flat: bool
         is_available=lambda: True,
         current_device=lambda: device,
     )
-    library._init_device_handle = lambda state, *rest: setattr(state, "_device_handle", streams) or state
+
+    def keep_streams(state: Any, *rest: Any) -> Any:
+        state._device_handle = streams
+        return state
+
+    library._init_device_handle = keep_streams
     tensor: Any = Tensor
     tensor.record_stream = lambda self, stream: None
     reduced = torch.bfloat16 if stored == "bf16" else torch.float32
