@@ -216,3 +216,34 @@ def test_logits_exist_a_gib_at_a_time_and_are_multiplied_three_times() -> None:
     assert sizes.count(logits * 4) == 3
     assert max(sizes) == logits * 4
     check_nothing_is_left(plan)
+
+
+@pytest.mark.parametrize(
+    ("loss", "per_logit"),
+    [("torchtitan-chunked", (2, 4, 4, 4)), ("torchtitan-chunked-fused", (2, 2))],
+)
+def test_torchtitan_runs_head_and_loss_in_eight_chunks(loss: str, per_logit: tuple[int, ...]) -> None:
+    """A chunk has 4 x 4,096 / 8 = 2,048 tokens. Eager, backward has the 16-bit logits, fp32 log-probabilities
+    and two gradients in fp32. Compiled, it has the logits and their gradient. The gradients of 16,384 hidden
+    states and of the weight are summed in fp32, and cast. Three products a chunk."""
+    plan = plan_of({"kind": "fsdp2"}, micro_batch_size=4, cross_entropy=loss)
+    ops = [op for op in plan.ops if op.module == "lm_head" and isinstance(op.work, Kernels)]
+    products = [
+        kernel
+        for op in ops
+        if isinstance(op.work, Kernels)
+        for kernel in op.work.kernels
+        if kernel.kind == "gemm"
+    ]
+    assert len(products) == 3 * 8
+    logits, weight, hidden = 2048 * 128_256, HIDDEN * 128_256, 4 * TOKENS * HIDDEN
+    kept = [hidden * 2, weight * 2]
+    expected = [*(logits * size for size in per_logit), weight * 2, hidden * 4, weight * 4, *kept]
+    made = [
+        size
+        for change in plan.memory
+        if change.owner == "lm_head" and change.category == "activations" and change.bytes > 0
+        for size in change.tensors
+    ]
+    assert sorted(made) == sorted(expected)
+    check_nothing_is_left(plan)

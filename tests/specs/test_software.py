@@ -116,6 +116,23 @@ def test_a_year_is_the_last_release_of_what_the_job_runs(tmp_path: Path) -> None
     assert "transformers" not in software_note(torchtitan)
 
 
+@pytest.mark.parametrize(
+    ("release", "loss", "compiled_loss"),
+    [
+        ("0.0.2", "eager", "eager"),
+        ("0.2.2", "eager", "fused"),
+        ("0.3.0", "torchtitan-chunked", "torchtitan-chunked-fused"),
+    ],
+)
+def test_torchtitans_loss_is_compiled_from_0_1_on_and_in_chunks_from_0_3_on(
+    tmp_path: Path, release: str, loss: str, compiled_loss: str
+) -> None:
+    for compiled, expected in (("false", loss), ("true", compiled_loss)):
+        job = job_of(tmp_path, f"torchtitan {release}", training=f"compile = {compiled}")
+        assert job.training.cross_entropy == expected
+        assert not job.training.checkpoint_is_reentrant
+
+
 def test_a_deepspeed_before_the_oldest_that_was_read_is_taken_for_it(tmp_path: Path) -> None:
     job = job_of(tmp_path, "deepspeed 0.5.8", kind="deepspeed", strategy="stage = 3")
     assert (setting(job, "version"), setting(job, "fetches_one_by_one")) == ("0.10.3", True)

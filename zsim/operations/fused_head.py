@@ -7,11 +7,17 @@ gradient in place, and this is multiplied with the head (gradient of the input) 
 of the weight, accumulated). So at most about as many logits exist at once as there are hidden states.
 Backward only hands the gradients on. With fp16 it multiplies both by the loss scale (one pass).
 
-# [Note: tiles of eager kernels]
+# [Note: tiles of tokens]
 "tiled" is DeepSpeed's `TiledFusedLogitsLoss` (0.19.8 runtime/sequence_parallel/ulysses_sp.py) as
 ArcticTraining calls it: tiles of at most 1 GiB of fp32 logits (b28638e6 trainer/sft_trainer.py). Each runs
 the head and transformers' eager loss forward and backward, adds the weight's gradient to that of the tiles
 before it, and the input's to its part of a tensor of zeros, which backward scales.
+
+torchtitan's `ChunkedCELoss` (786e26f8 of April 2026, components/loss.py; since 9530a874 of June
+`ChunkedLossWrapper`) does the same with a number of tiles. The zeros are fp32 and cast at the end. FSDP2
+reduces the weight's gradient once, behind the last tile, and adds the tiles' in the type of its reduction,
+which is fp32 by torchtitan's default. Backward hands the input's gradient on. The weight's is held here until
+the head's backward, which follows at once.
 
 # [Note: checkpoints of head and loss]
 A loss with `checkpointed_tokens` runs the head and itself in chunks of so many tokens, each a checkpoint
@@ -34,7 +40,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.cost.kernels.kernel import Kernel, elementwise, gemm
-from zsim.cost.kernels.losses import TILED, LossKernelSet
+from zsim.cost.kernels.losses import LossKernelSet
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, fill_kernels, scale_kernels
 from zsim.dtypes import DTYPE_BYTES
@@ -52,9 +58,6 @@ class FusedHead:
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     tensors: ModuleTensors
-
-
-_TILE_BYTES = 2**30  # of fp32 logits: see [Note: tiles of eager kernels]
 
 
 def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
@@ -82,7 +85,7 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     assert isinstance(spec, Linear)
     tokens, hidden, vocab, e = shape.tokens, spec.in_features, spec.out_features, options.activation_bytes
     dtype, weight = options.kernel_dtype, spec.in_features * spec.out_features
-    if options.loss is TILED:
+    if options.loss.tile_bytes or options.loss.num_tiles:
         return _tiled_head(tokens, hidden, vocab, options)
     if options.loss.chunked_words:
         return _chunked_head(head, tokens, options)
@@ -112,32 +115,38 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
 
 
 def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> FusedHead:
-    """The head with its loss in tiles. See [Note: tiles of eager kernels]."""
-    e, dtype, weight = options.activation_bytes, options.kernel_dtype, hidden * vocab
-    num_tiles = -(-tokens * vocab * DTYPE_BYTES["fp32"] // _TILE_BYTES)
+    """The head with its loss in tiles. See [Note: tiles of tokens]."""
+    e, dtype, weight, loss = options.activation_bytes, options.kernel_dtype, hidden * vocab, options.loss
+    sums = "fp32" if loss.sums_in_fp32 else dtype
+    num_tiles = loss.num_tiles or -(-tokens * vocab * DTYPE_BYTES["fp32"] // loss.tile_bytes)
     tile = -(-tokens // num_tiles)
-    kernels = list(fill_kernels(tokens * hidden * e))
+    zeros = tokens * hidden * DTYPE_BYTES[sums]
+    kernels = list(fill_kernels(zeros))
     for begin in range(0, tokens, tile):
         size = min(tile, tokens - begin)
         kernels += [
             gemm(size, vocab, hidden, e, dtype),
-            *TILED.kernels(size, vocab, e, dtype, is_backward=False),
-            *TILED.kernels(size, vocab, e, dtype, is_backward=True),
+            *loss.kernels(size, vocab, e, dtype, is_backward=False),
+            *loss.kernels(size, vocab, e, dtype, is_backward=True),
             gemm(size, hidden, vocab, e, dtype, "nn"),
             gemm(vocab, hidden, size, e, dtype, "tn"),
-            elementwise(3 * size * hidden * e, dtype),
-            *(accumulate_kernels(weight, dtype, dtype) if begin else ()),
+            elementwise(size * hidden * (e + 2 * DTYPE_BYTES[sums]), dtype),
+            *(accumulate_kernels(weight, sums, dtype) if begin else ()),
         ]
+    is_cast = sums != dtype
+    if is_cast:
+        kernels += cast_kernels(tokens * hidden, sums, dtype)
     logits = tile * vocab
     temporaries = max(
-        (TILED.temporary_sizes(logits, e, is_backward=is_backward) for is_backward in (False, True)), key=sum
+        (loss.temporary_sizes(logits, e, is_backward=is_backward) for is_backward in (False, True)), key=sum
     )
+    summed = (zeros, weight * DTYPE_BYTES[sums]) if is_cast else ()
     return FusedHead(
         forward=tuple(kernels),
-        backward=scale_kernels(tokens * hidden, dtype),
+        backward=() if is_cast else scale_kernels(tokens * hidden, dtype),
         tensors=ModuleTensors(
             saved=(tokens * hidden * e, weight * e),
-            forward=(logits * e, *TILED.kept_sizes(logits, e), *temporaries, weight * e),
+            forward=(logits * e, *loss.kept.sizes(logits, e), *temporaries, weight * e, *summed),
         ),
     )
 

@@ -450,3 +450,36 @@ def test_memory_is_back_at_its_start_after_a_step(
     for category, levels in toys.host_levels(plan).items():
         assert levels[-1] == levels[0], category
         assert min(levels) >= 0, category
+
+
+# -- the host's time ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use_orig_params", "hook", "more"), [(True, "fsdp1_view", 4), (False, "fsdp1_flat_view", 0)]
+)
+def test_every_gather_makes_the_views_of_the_units_parameters(
+    toys: Any, use_orig_params: bool, hook: str, more: int
+) -> None:
+    """A unit's views are made where it is gathered, and a unit with original parameters takes as long as four
+    of them more. Forward has other hooks than backward."""
+    plan = toy_plan(toys, use_orig_params=use_orig_params)
+    units = make_flat_units(
+        make_workload(toys.transformer(), toys.training()), fsdp1(use_orig_params=use_orig_params), 8, "fp32"
+    )
+    counts = {unit.path: unit.num_parameters for unit in units}
+    gathers = [op for op in plan.ops if op.overhead in ("fsdp1_forward", "fsdp1_unshard")]
+    views = [op for op in plan.ops if op.overhead == hook]
+    assert [op.module for op in views] == [op.module for op in gathers]
+    assert all(op.events == counts[op.module] + more for op in views)
+    assert {op.phase: op.overhead for op in gathers} == {
+        "forward": "fsdp1_forward",
+        "backward": "fsdp1_unshard",
+    }
+    assert sum(counts.values()) == len([p for call in plan_parameters(toys) for p in call])
+
+
+def plan_parameters(toys: Any) -> list[tuple[Any, ...]]:
+    """The parameters of every module of the toy."""
+    workload = make_workload(toys.transformer(), toys.training())
+    return [call.parameters for segment in workload.segments for call in segment.calls]

@@ -98,6 +98,16 @@ class LossKernelSet:
     """
     trains_frozen_head: bool = False
     """Backward has the gradient of the head's weight even where that is not trained."""
+    tile_bytes: int = 0
+    """The largest fp32 logits of a tile of tokens, of which each runs the head and the loss forward and
+    backward in the forward pass. 0 where there are none, or a number of them.
+    """
+    num_chunks: int = 1
+    """Parts of the logits that the kernels take one after the other, and whose temporaries one part has."""
+    num_tiles: int = 0
+    """The number of such tiles. 0 where their bytes are limited, or there are none."""
+    sums_in_fp32: bool = False
+    """The tiles' gradients of the hidden states and of the weight are added up in fp32."""
 
     def kernels(
         self, tokens: int, vocab_size: int, element_bytes: int, dtype: str, *, is_backward: bool
@@ -123,7 +133,7 @@ class LossKernelSet:
     def temporary_sizes(self, logits: int, element_bytes: int, *, is_backward: bool) -> tuple[int, ...]:
         """Bytes of each tensor that is allocated during one direction only."""
         passes = self.backward if is_backward else self.forward
-        return passes.temporaries.sizes(logits, element_bytes)
+        return passes.temporaries.sizes(ceil(logits / self.num_chunks), element_bytes)
 
 
 def _log_softmax(vocab_size: int, element_bytes: int, *, is_backward: bool) -> float:
@@ -206,15 +216,32 @@ FUSED = LossKernelSet(
     keeps_logits=True,
 )
 
+# torchtune's `CEWithChunkedOutputLoss` (0.3 to 0.6, modules/loss/ce_chunked_output_loss.py): the 16-bit
+# logits of all eight chunks exist, which are cast and reduced one after the other. Compiled, a chunk is
+# `FUSED`, and its gradient takes the place of the logits of the chunk before it. Eager, log-probabilities of
+# all chunks are kept, and the loop's logits are there until backward, which then has no more than forward
+# had. Measured: the rows on Llama 3.2 3B of torchtune's README (0.4, "Optimization flags") with gradients
+# that are updated in backward, or with adapters. Neglected: the head's weight has two gradients while those
+# of its chunks are added.
+CHUNKED_LOGITS_FUSED = replace(FUSED, name="torchtune-chunked-fused", num_chunks=8)
+CHUNKED_LOGITS = replace(
+    EAGER,
+    name="torchtune-chunked",
+    forward=replace(EAGER.forward, temporaries=LossTensors((4,), (4,))),
+    backward=replace(EAGER.backward, temporaries=LossTensors()),
+    keeps_logits=True,
+    num_chunks=8,
+)
+
 # Liger's, in the chunks of its product with the LM head. The loss is `FUSED` where there is no head.
 FUSED_LINEAR = LossKernelSet(
     "fused_linear", FUSED.forward, FUSED.backward, keeps_logits=True, includes_head=True
 )
 
 # The same in tiles of about 1 GiB of fp32 logits, each of `EAGER`'s kernels.
-TILED = LossKernelSet("tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True)
+TILED = LossKernelSet(
+    "tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True, tile_bytes=2**30
+)
 
-LOSSES = {
-    loss.name: loss
-    for loss in (EAGER, EAGER_SHIFTED_LABELS, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)
-}
+_ALL = (EAGER, EAGER_SHIFTED_LABELS, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)
+LOSSES = {loss.name: loss for loss in (*_ALL, CHUNKED_LOGITS, CHUNKED_LOGITS_FUSED)}

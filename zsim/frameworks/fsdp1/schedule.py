@@ -50,6 +50,7 @@ from zsim.specs.strategy.training import TrainingConfig
 
 _MAX_INFLIGHT_ALL_GATHERS = 2  # torch/distributed/fsdp/_limiter_utils.py
 _STEPS_TO_STEADY = 8
+_UNIT_VIEWS = 4  # what a unit of original parameters takes, in theirs (presets/frameworks.toml, fsdp1_view)
 
 PRE_UNSHARD = "pre_unshard"
 _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -152,7 +153,12 @@ class Fsdp1Schedule(Hooks):
         needs_unshard = self.is_sharded and not handle.is_unsharded
         low_shard = unit.shard_numel * unit.types.param_bytes if unit.types.casts_shards else 0
         if needs_unshard or not self.is_sharded:
-            builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
+            hooks = "fsdp1_forward" if builder.phase == "forward" else "fsdp1_unshard"
+            builder.host(f"unshard {unit.name}", overhead=hooks, module=unit.path)
+            views, events = "fsdp1_flat_view", unit.num_parameters
+            if self.strategy.use_orig_params:
+                views, events = "fsdp1_view", events + _UNIT_VIEWS
+            builder.host(f"views {unit.name}", overhead=views, module=unit.path, events=events)
             if low_shard:
                 builder.allocate("buffers", low_shard, owner=unit.name)
                 kernels = move_kernels(unit.types.stored_bytes * unit.shard_numel, low_shard)

@@ -42,6 +42,8 @@ class FlatUnit:
     """The types in which it is kept, gathered and reduced."""
     scale_bytes: int = 0
     """Bytes of the scales of its 4-bit weights, on every rank."""
+    num_parameters: int = 1
+    """The parameters that are views of it."""
 
     @property
     def trained_shard_numel(self) -> int:
@@ -168,6 +170,7 @@ def make_flat_units(
                 sum(call.trainable_numel for call in unit_calls),
                 _flat_types(path, parameters, strategy, stored_dtype),
                 sum(quantisation_bytes(parameter) for parameter in parameters),
+                len(parameters),
             )
         )
     return sorted(units, key=lambda unit: (order[unit.first], -order[unit.last], len(unit.path)))

@@ -287,8 +287,12 @@ def _read_training_options(settings: FileValues, is_new: bool) -> None:
         settings.get("compile.components", ["model", "loss"]),
     )
     settings.put("training.compile", bool(enabled and "model" in components), "compile.enable")
-    if enabled and ("loss" in components) != ("model" in components):
-        loss = "fused" if "loss" in components else "eager"
+    is_loss_compiled = enabled and "loss" in components
+    if is_new:
+        loss = "torchtitan-chunked-fused" if is_loss_compiled else "torchtitan-chunked"
+        settings.put("training.cross_entropy", loss, "compile.components")
+    elif enabled and is_loss_compiled != ("model" in components):
+        loss = "fused" if is_loss_compiled else "eager"
         settings.put("training.cross_entropy", loss, "compile.components")
     optimizers = {"AdamW": "adamw", "Adam": "adam"}
     name = settings.get("optimizer.name", "AdamW")
@@ -306,5 +310,3 @@ def _read_training_options(settings: FileValues, is_new: bool) -> None:
     elif flavor[0]:
         settings.file.note(f"model {flavor[0]} {flavor[1]}: the experiment's model is simulated")
         settings.file.missing["model"] = f"model {flavor[0]} {flavor[1]}: has no preset; give one (--model)"
-    if is_new:
-        settings.file.note("the loss in chunks (0.3's default) is simulated as one piece")

@@ -39,7 +39,7 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
         "file",
         "--compile.enable --compile.components loss",
         _TITAN_3 + "components/loss.py",
-        ("fused",),
+        ("torchtitan-chunked-fused",),
     ),
     ConfigMapping(
         "strategy.reshard_after_forward",

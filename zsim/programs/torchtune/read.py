@@ -237,6 +237,10 @@ def _read_kernels(values: FileValues) -> None:
         values.file.note(
             "LinearCrossEntropyLoss: simulated as Liger's loss in chunks, which keeps no logits either"
         )
+    elif loss == "CEWithChunkedOutputLoss":
+        values.file.settings["training.cross_entropy"] = (
+            "torchtune-chunked-fused" if is_loss else "torchtune-chunked"
+        )
     elif is_model and not is_loss:
         values.file.settings["training.cross_entropy"] = "eager"
 
