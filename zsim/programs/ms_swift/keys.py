@@ -60,6 +60,8 @@ _READ = (
     ProgramKey("task_type", str, "causal_lm or seq_cls; others are refused by name", "training.labels"),
     ProgramKey("num_labels", int, "outputs of the head of seq_cls", "training.labels"),
     ProgramKey("ref_model", str, "another model as the reference, which is refused"),
+    ProgramKey("use_ray", bool, "whether Ray starts the processes"),
+    ProgramKey("device_groups", dict, "the GPUs that Ray gives to each part", "gpus"),
     ProgramKey("torch_dtype", str, "the type in which weights are loaded", "training.precision"),
     ProgramKey("max_length", int, "tokens of a sequence", "training.sequence_length"),
     ProgramKey("packing", bool, "whether documents fill sequences", "training.lengths"),

@@ -31,12 +31,30 @@ _KEYS = (
     ),
     ProgramKey("deployment.num_infer_gpus", int, "GPUs that generate, on one node", "rl.rollout.gpus"),
     ProgramKey("deployment.num_infer_nodes", int, "nodes that generate", "rl.rollout.gpus"),
-    ProgramKey("inference.parallel.tp", int, "ranks of a replica", "rl.rollout.tensor"),
+    ProgramKey("deployment.num_infer_replicas", int, "times that there are these nodes", "rl.rollout.gpus"),
+    ProgramKey("inference.deployment.type", str, "disaggregated: prefill and decode apart"),
+    ProgramKey("inference.deployment.num_nodes", int, "nodes that generate", "rl.rollout.gpus"),
+    ProgramKey("inference.vllm.tensor_parallel_size", int, "ranks of a replica", "rl.rollout.tensor"),
+    ProgramKey("inference.vllm.data_parallel_size", int, "replicas that share experts", "rl.rollout.expert"),
     ProgramKey(
-        "inference.gpu_memory_utilization", float, "part of the memory that an engine takes",
+        "inference.vllm.enable_expert_parallel", bool, "whether replicas share experts", "rl.rollout.expert"
+    ),
+    ProgramKey(
+        "inference.vllm.gpu_memory_utilization", float, "part of the memory that an engine takes",
         "rl.rollout.gpu_memory_utilization",
     ),
-    ProgramKey("inference.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
+    ProgramKey("inference.vllm.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
+    ProgramKey("inference.vllm.max_num_seqs", int, "responses at once", "rl.rollout.max_num_seqs"),
+    ProgramKey("inference.vllm.quantization", str, "the type of its weights", "rl.rollout.precision"),
+    ProgramKey("inference.parallel.tp", int, "ranks of a replica, in older files", "rl.rollout.tensor"),
+    ProgramKey("inference.parallel.dp", int, "replicas, in older files"),
+    ProgramKey(
+        "inference.gpu_memory_utilization", float, "the engine's part of the memory, in older files",
+        "rl.rollout.gpu_memory_utilization",
+    ),
+    ProgramKey(
+        "inference.enforce_eager", bool, "no CUDA graphs, in older files", "rl.rollout.enforce_eager"
+    ),
     ProgramKey("weight_broadcast.type", str, "the way of new weights", "rl.sync.transport"),
     ProgramKey("orchestrator.token_batch_size", int, "their tokens instead"),
     ProgramKey("deployment.type", str, "single_node or multi_node"),
