@@ -64,6 +64,7 @@ _READ = (
     ProgramKey(
         "freeze_multi_modal_projector", bool, "the same of its projector, as by default", "training.frozen"
     ),
+    ProgramKey("ray_num_workers", int, "GPUs that Ray launches it on", "gpus"),
     ProgramKey("do_train", bool, "whether the file is of a training at all"),
 )  # fmt: skip
 _REFUSED = (

@@ -100,6 +100,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     )
     if values.get("stage") in ("dpo", "kto"):
         _read_preferences(values, is_full=is_full)
+    if workers := values.count("ray_num_workers"):
+        file.settings["gpus"] = workers
     write_release(values)
     values.finish(RELEASE)
     return file

@@ -66,18 +66,30 @@ _KEYS = (
         f"{GENERATION}.vllm_kwargs.max_num_seqs", int, "sequences that run at once",
         "rl.rollout.max_num_seqs",
     ),
-    ProgramKey("grpo.num_prompts_per_step", int, "prompts of a step", "rl.prompts_per_step"),
-    ProgramKey("grpo.num_generations_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
-    ProgramKey("grpo.use_dynamic_sampling", bool, "prompts without variance are drawn again"),
-    ProgramKey("grpo.async_grpo.enabled", bool, "generation beside training", "rl.placement"),
-    ProgramKey(
-        "grpo.async_grpo.max_trajectory_age_steps", int, "steps that a response may be old",
-        "rl.max_staleness",
+    *(
+        ProgramKey(f"{loop}.{key}", kind, meaning, setting)
+        for loop in ("grpo", "ppo")
+        for key, kind, meaning, setting in (
+            ("num_prompts_per_step", int, "prompts of a step", "rl.prompts_per_step"),
+            ("num_generations_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
+            ("use_dynamic_sampling", bool, "prompts without variance are drawn again", ""),
+            (f"async_{loop}.enabled", bool, "generation beside training", "rl.placement"),
+            (
+                f"async_{loop}.max_trajectory_age_steps", int, "steps that a response may be old",
+                "rl.max_staleness",
+            ),
+            (
+                f"async_{loop}.in_flight_weight_updates", bool, "responses go on over updates",
+                "rl.partial_rollout",
+            ),
+        )
     ),
-    ProgramKey(
-        "grpo.async_grpo.in_flight_weight_updates", bool, "responses go on over updates",
-        "rl.partial_rollout",
-    ),
+    ProgramKey("ppo.ppo_epochs", int, "times that a rollout is trained on", "rl.epochs"),
+    ProgramKey("ppo.skip_reference_policy_logprobs_calculation", bool, "no reference", "rl.reference"),
+    ProgramKey("value.model_name", str, "the critic", "rl.critic.model"),
+    ProgramKey("policy.draft.enabled", bool, "a draft model beside, which is left out"),
+    ProgramKey("policy.hf_config_overrides", dict, "changes of config.json, which are left out"),
+    ProgramKey("policy.quant_cfg", (str, dict), "quantisation-aware training, which is refused"),
     ProgramKey(
         "loss_fn.reference_policy_kl_penalty", (int, float), "a reference model unless 0", "rl.reference",
     ),
@@ -124,7 +136,7 @@ IDLE = (
     "policy.logprob_chunk_size", "policy.generation_batch_size", "policy.scheduler", "policy.optimizer",
     "policy.dynamic_batching", "policy.sequence_packing", "policy.make_sequence_length_divisible_by",
     "policy.refit_buffer_size_gb", "policy.offload_optimizer_for_logprob", "policy.draft",
-    "policy.hf_config_overrides",
+    "policy.reward_model_cfg",
     f"{DTENSOR}._v2", f"{DTENSOR}.env_vars", f"{DTENSOR}.lora_cfg", f"{DTENSOR}.automodel_kwargs",
     "policy.fp8_cfg",
 )  # fmt: skip
