@@ -62,6 +62,10 @@ _READ = (
     ProgramKey("peft_layers_to_transform", list, "blocks that are adapted", "training.lora.layers"),
     ProgramKey("load_in_4bit", bool, "whether frozen products are in 4 bits", "training.lora.quantized"),
     ProgramKey("load_in_8bit", bool, "whether they are in 8 bits (LLM.int8)", "training.lora.quantized"),
+    ProgramKey(
+        "quantize_moe_experts", bool, "whether stacked experts are in 4 bits too",
+        "training.lora.quantize_experts",
+    ),
     ProgramKey("bnb_config_kwargs", dict, "bitsandbytes' own keys", "training.lora.double_quantization"),
     ProgramKey("bf16", (str, bool), "whether products are in bf16", "training.precision"),
     ProgramKey("fp16", bool, "whether products are in fp16", "training.precision"),
@@ -123,7 +127,6 @@ _READ = (
 _REFUSED = (
     ("process_reward_model", "process reward models, whose head has two outputs"),
     ("gptq", "weights that GPTQ quantised"),
-    ("quantize_moe_experts", "routed experts that are stored in 4 bits beside linear layers"),
     ("model_quantization_config", "weights that stay quantised"),
     ("peft_use_dora", "DoRA, which norms every adapted weight"),
     ("peft_layer_replication", "layers that are replicated"),

@@ -334,3 +334,9 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     if is_quantised:
         double = values.table("bnb_config_kwargs").get("bnb_4bit_use_double_quant", True)
         write_quantisation(values, double=bool(double))
+    if values.flag("quantize_moe_experts"):
+        if is_linear:
+            raise values.error("quantize_moe_experts", "lora_target_linear left out, as axolotl asks for")
+        if not is_quantised:
+            raise values.lack("quantize_moe_experts", "routed experts in 8 bits; expected load_in_4bit")
+        settings["training.lora.quantize_experts"] = True

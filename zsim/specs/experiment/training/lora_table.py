@@ -72,6 +72,11 @@ class LoraTable(BaseModel):
         "not quantized",
     )
     double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
+    quantize_experts: bool = Field(
+        default=False,
+        description="the stacked weights of routed experts in 4 bits as well, dequantized in every forward "
+        "(axolotl's quantize_moe_experts)",
+    )
     preparation: Literal["peft", "none"] | None = Field(
         default=None,
         description="what becomes of the weights that are not quantized: PEFT's "
