@@ -12,7 +12,7 @@ from zsim.programs.megatron_lm.flags import (
     NOT_SIMULATED_PRECISIONS,
 )
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 from zsim.specs.strategy.requirement import Refusal
 
 _MEGATRON = "Megatron-Core 0.16.1, training/arguments.py"
@@ -24,34 +24,25 @@ PRECISION_AWARE = ProgramKey(
 )  # fmt: skip
 # Switches of data parallelism, each with the setting that it alone says.
 ON_SWITCHES = (
-    ProgramKey(
-        "--use-distributed-optimizer", bool, "whether optimizer states are sharded",
-        "strategy.distributed_optimizer", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--overlap-grad-reduce", bool, "whether gradients are reduced during the last backward",
-        "strategy.overlap_grad_reduce", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--overlap-param-gather", bool, "whether parameters are gathered during the next forward",
-        "strategy.overlap_param_gather", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--ddp-average-in-collective", bool, "whether the collective averages",
-        "strategy.average_in_collective", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
+    *declare(
+        ("--use-distributed-optimizer", bool, "whether optimizer states are sharded",
+         "strategy.distributed_optimizer"),
+        ("--overlap-grad-reduce", bool, "whether gradients are reduced during the last backward",
+         "strategy.overlap_grad_reduce"),
+        ("--overlap-param-gather", bool, "whether parameters are gathered during the next forward",
+         "strategy.overlap_param_gather"),
+        ("--ddp-average-in-collective", bool, "whether the collective averages",
+         "strategy.average_in_collective"),
+        is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
     ),
     PRECISION_AWARE,
-    ProgramKey(
-        "--distribute-saved-activations", bool, "whether tensor-parallel ranks share the inputs of layers",
-        "strategy.distribute_saved_activations", is_plain=True, values=_ON,
-    ),
-    ProgramKey(
-        "--deterministic-mode", bool, "whether kernels give the same bits every time",
-        "strategy.deterministic_mode", is_plain=True, values=_ON,
-    ),
-    ProgramKey(
-        "--test-mode", bool, "whether Megatron runs as in its tests", "strategy.test_mode", is_plain=True,
-        values=_ON,
+    *declare(
+        ("--distribute-saved-activations", bool, "whether tensor-parallel ranks share the inputs of layers",
+         "strategy.distribute_saved_activations"),
+        ("--deterministic-mode", bool, "whether kernels give the same bits every time",
+         "strategy.deterministic_mode"),
+        ("--test-mode", bool, "whether Megatron runs as in its tests", "strategy.test_mode"),
+        is_plain=True, values=_ON,
     ),
 )  # fmt: skip
 OFF_SWITCHES = (
@@ -59,40 +50,24 @@ OFF_SWITCHES = (
         "--no-gradient-accumulation-fusion", bool, "whether gradients are added by kernels of their own",
         "strategy.gradient_accumulation_fusion", is_plain=True, values=_OFF, tuned=(), source=_MEGATRON,
     ),
-    ProgramKey(
-        "--no-check-for-nan-in-loss-and-grad", bool, "whether the host does not read every norm",
-        "strategy.check_for_nan", is_plain=True, values=_OFF,
-    ),
-    ProgramKey(
-        "--no-overlap-p2p-communication", bool, "whether stages wait for their messages",
-        "strategy.overlap_p2p", is_plain=True, values=_OFF,
-    ),
-    ProgramKey(
-        "--no-align-grad-reduce", bool, "whether stages reduce gradients when each is done",
-        "strategy.align_grad_reduce", is_plain=True, values=_OFF,
-    ),
-    ProgramKey(
-        "--no-align-param-gather", bool, "whether stages gather parameters when each needs them",
-        "strategy.align_param_gather", is_plain=True, values=_OFF,
+    *declare(
+        ("--no-check-for-nan-in-loss-and-grad", bool, "whether the host does not read every norm",
+         "strategy.check_for_nan"),
+        ("--no-overlap-p2p-communication", bool, "whether stages wait for their messages",
+         "strategy.overlap_p2p"),
+        ("--no-align-grad-reduce", bool, "whether stages reduce gradients when each is done",
+         "strategy.align_grad_reduce"),
+        ("--no-align-param-gather", bool, "whether stages gather parameters when each needs them",
+         "strategy.align_param_gather"),
+        is_plain=True, values=_OFF,
     ),
 )  # fmt: skip
 # Flags whose setting depends on others.
 _FLAGS = (
-    ProgramKey(
-        "--micro-batch-size",
-        int,
-        "sequences of a micro-batch",
-        "training.micro_batch_size",
-        tuned=(),
-        source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--global-batch-size",
-        int,
-        "sequences of a step",
-        "training.gradient_accumulation_steps",
-        tuned=(),
-        source=_MEGATRON,
+    *declare(
+        ("--micro-batch-size", int, "sequences of a micro-batch", "training.micro_batch_size"),
+        ("--global-batch-size", int, "sequences of a step", "training.gradient_accumulation_steps"),
+        tuned=(), source=_MEGATRON,
     ),
     ProgramKey(
         "--recompute-granularity",
@@ -102,29 +77,13 @@ _FLAGS = (
         tuned=("none", "selective", "full"),
         source=_MEGATRON,
     ),
-    ProgramKey(
-        "--recompute-method",
-        str,
-        "whole layers in groups, or the first of every stage",
-        "training.recompute_method",
-        tuned=(),
-        source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--recompute-num-layers",
-        int,
-        "layers of a group, or of a stage",
-        "training.recompute_layers",
-        tuned=(),
-        source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--recompute-modules",
-        list,
-        "modules that selective recomputation runs again",
-        "training.recompute_modules",
-        tuned=(),
-        source=_MEGATRON,
+    *declare(
+        ("--recompute-method", str, "whole layers in groups, or the first of every stage",
+         "training.recompute_method"),
+        ("--recompute-num-layers", int, "layers of a group, or of a stage", "training.recompute_layers"),
+        ("--recompute-modules", list, "modules that selective recomputation runs again",
+         "training.recompute_modules"),
+        tuned=(), source=_MEGATRON,
     ),
     ProgramKey(
         "--attention-backend",
@@ -223,45 +182,18 @@ _FLAGS = (
         tuned=(),
         source=_MEGATRON,
     ),
-    ProgramKey(
-        "--account-for-embedding-in-pipeline-split",
-        bool,
-        "whether the first stage has a layer less",
-        "parallelism.first_stage_less_layers",
-        tuned=(0, 1, None),
-        source=_MEGATRON,
+    *declare(
+        ("--account-for-embedding-in-pipeline-split", bool, "whether the first stage has a layer less",
+         "parallelism.first_stage_less_layers"),
+        ("--account-for-loss-in-pipeline-split", bool, "whether the last stage has a layer less",
+         "parallelism.last_stage_less_layers"),
+        tuned=(0, 1, None), source=_MEGATRON,
     ),
-    ProgramKey(
-        "--account-for-loss-in-pipeline-split",
-        bool,
-        "whether the last stage has a layer less",
-        "parallelism.last_stage_less_layers",
-        tuned=(0, 1, None),
-        source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--pipeline-model-parallel-layout",
-        str,
-        "layers of every stage",
-        "parallelism.layers_per_stage",
-        tuned=(),
-        source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--context-parallel-size",
-        int,
-        "ranks that share a sequence",
-        "parallelism.context",
-        tuned=(),
-        source=_MEGATRON,
-    ),
-    ProgramKey(
-        "--cp-comm-type",
-        str,
-        "how they see the keys and values of others",
-        "parallelism.context_method",
-        tuned=(),
-        source=_MEGATRON,
+    *declare(
+        ("--pipeline-model-parallel-layout", str, "layers of every stage", "parallelism.layers_per_stage"),
+        ("--context-parallel-size", int, "ranks that share a sequence", "parallelism.context"),
+        ("--cp-comm-type", str, "how they see the keys and values of others", "parallelism.context_method"),
+        tuned=(), source=_MEGATRON,
     ),
     ProgramKey(
         "--use-tp-pp-dp-mapping",
@@ -271,7 +203,7 @@ _FLAGS = (
         tuned=("tp-cp-dp-pp", "tp-cp-pp-dp", None),
         source=_MEGATRON,
     ),
-)
+)  # fmt: skip
 KEYS = (*ON_SWITCHES, *OFF_SWITCHES, *_FLAGS)
 
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (

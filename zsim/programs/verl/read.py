@@ -14,7 +14,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
-from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.file_values import FileValues, silent_keys
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
@@ -43,9 +43,9 @@ _IDLE_FIELDS = (
 _HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
 _SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
-_SFT_IDLE = (
-    *IDLE, "optim", "model.trust_remote_code", "model.external_lib", "model.use_shm", "use_remove_padding",
-)  # fmt: skip
+_SFT_IDLE = IDLE | silent_keys(
+    "optim model.trust_remote_code model.external_lib model.use_shm use_remove_padding"
+)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:

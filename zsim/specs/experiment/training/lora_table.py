@@ -74,8 +74,8 @@ class LoraTable(BaseModel):
     double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
     quantize_experts: bool = Field(
         default=False,
-        description="the stacked weights of routed experts in 4 bits as well, dequantized in every forward "
-        "(axolotl's quantize_moe_experts)",
+        description="the stacked weights of routed experts in 4 bits as well (bitsandbytes' "
+        "`replace_parameter_4bit`), dequantized in every forward",
     )
     preparation: Literal["peft", "none"] | None = Field(
         default=None,
