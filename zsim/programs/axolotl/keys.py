@@ -10,7 +10,7 @@ from zsim.programs.huggingface.adapters import AdapterKeys
 from zsim.programs.huggingface.arguments import BUCKET, CHECKPOINTING, COMPILE, REENTRANT
 from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, by_name, declare, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, index_keys, tuned_mappings
 
 RELEASE = "axolotl 067b021c"
 _SCHEMAS = RELEASE + ", utils/schemas/"
@@ -173,7 +173,7 @@ _NOTED = (
     ("overrides_of_model_config", "keys of config.json"),
     ("overrides_of_model_kwargs", "arguments of the model"),
 )
-KEYS: Mapping[str, ProgramKey] = by_name(
+KEYS: Mapping[str, ProgramKey] = index_keys(
     *_READ, refused=_REFUSED, noted=_NOTED, neutral=("auto", "default", "inductor")
 )
 SILENT = silent_keys(

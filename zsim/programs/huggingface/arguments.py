@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.specs.formats.file_values import silent_keys
-from zsim.specs.formats.program_key import ProgramKey, by_name
+from zsim.specs.formats.program_key import ProgramKey, index_keys
 
 TRANSFORMERS = "transformers 5.23.0, "
 ARGUMENTS = TRANSFORMERS + "training_args.py"
@@ -99,7 +99,7 @@ _NOTED = (
     ("group_by_length", "sequences of like length in a batch"),
     ("length_column_name", "sequences of like length in a batch"),
 )
-ARGUMENT_KEYS: Mapping[str, ProgramKey] = by_name(
+ARGUMENT_KEYS: Mapping[str, ProgramKey] = index_keys(
     *_READ,
     refused=_REFUSED,
     noted=_NOTED,

@@ -130,11 +130,11 @@ def _started(launch: Launch) -> TrainingFile:
 
 def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
     if program is TRL:
-        from zsim.programs.trl.read import read_arguments
+        from zsim.programs.trl.read import read_values as read_trl
 
         script = Path(launch.target.replace(".scripts.", "/")).name.removesuffix(".py")  # trl/scripts/dpo.py
         trainer = script if script in TRAINERS["trl"] else ""
-        return read_arguments(launch.where, values, trainer)
+        return read_trl(launch.where, values, trainer)
     return _reader(program)(launch.where, values)
 
 
@@ -216,7 +216,7 @@ def _composed(launch: Launch, folder: str, name: str, said_by: str, depth: int) 
 def _reader(program: TrainingProgram) -> Reader:
     """The function that reads values by key of a program."""
     module = program.reading_module()
-    reader: Reader = getattr(module, "read_arguments", None) or module.read_values
+    reader: Reader = module.read_values
     return reader
 
 

@@ -10,7 +10,7 @@ from zsim.programs.huggingface.adapters import AdapterKeys
 from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, BATCH, SILENT_ARGUMENTS
 from zsim.programs.trainer.keys import CONFIG_MAPPINGS as TRAINER_MAPPINGS
 from zsim.specs.formats.file_values import silent_keys
-from zsim.specs.formats.program_key import ProgramKey, by_name, declare
+from zsim.specs.formats.program_key import ProgramKey, declare, index_keys
 
 RELEASE = "ms-swift 4.6"
 ADAPTERS = AdapterKeys(
@@ -123,7 +123,7 @@ _NOTED = (
 )
 KEYS: Mapping[str, ProgramKey] = {
     **ARGUMENT_KEYS,
-    **by_name(*_READ, refused=_REFUSED, noted=_NOTED, neutral=(0, 0.0)),
+    **index_keys(*_READ, refused=_REFUSED, noted=_NOTED, neutral=(0, 0.0)),
 }
 SILENT = SILENT_ARGUMENTS | silent_keys(
     """

@@ -35,7 +35,7 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, MEGATRON_MARKS, RELEASE, SILENT, TUNER_KEYS
 from zsim.programs.ms_swift.megatron import read_megatron
 from zsim.programs.ms_swift.rollout import read_rollout
-from zsim.specs.formats.config_file import load_file, read_file
+from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.training_file import TrainingFile
@@ -90,14 +90,6 @@ FSDP_FILES: Mapping[str, Mapping[str, Any]] = {
         "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
     }
 }
-
-
-def read_ms_swift(path: str) -> TrainingFile:
-    """The settings in ms-swift's file.
-
-    Raises InputError for impossible values, NotSimulatedError for what zsim does not simulate.
-    """
-    return read_file(path, read_values)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:

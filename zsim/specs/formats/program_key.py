@@ -104,7 +104,7 @@ def declare(*rows: tuple[Any, ...], **shared: Any) -> tuple[ProgramKey, ...]:
     return tuple(ProgramKey(*row, **shared) for row in rows)
 
 
-def by_name(
+def index_keys(
     *keys: ProgramKey,
     refused: Iterable[tuple[str, str]] = (),
     noted: Iterable[tuple[str, str]] = (),
