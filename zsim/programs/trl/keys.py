@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from zsim.programs.huggingface.adapters import AdapterKeys
 from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, SILENT_ARGUMENTS
@@ -32,6 +33,7 @@ PREFERENCE_LOSSES = (
 )  # fmt: skip
 
 _OWN = (
+    ProgramKey("accelerate_config", str, "Accelerate's file, or its name, of the command `trl`"),
     *declare(
         ("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
         ("dtype", str, "the type in which weights are loaded", "training.stored_dtype"),
@@ -100,3 +102,33 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     """
 )
 CONFIG_MAPPINGS = TRAINER_MAPPINGS
+
+_ON_EIGHT = {"mixed_precision": "bf16", "num_machines": 1, "num_processes": 8}
+_WRAPPED = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+# Accelerate's files that `--accelerate_config` has by name (trl/accelerate_configs/).
+ACCELERATE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO", "mixed_precision": "bf16"},
+    "multi_gpu": {"distributed_type": "MULTI_GPU", **_ON_EIGHT},
+    "zero1": {
+        "distributed_type": "DEEPSPEED", **_ON_EIGHT,
+        "deepspeed_config": {"zero_stage": 1, "gradient_accumulation_steps": 1},
+    },
+    **{
+        f"zero{stage}": {
+            "distributed_type": "DEEPSPEED", **_ON_EIGHT, "deepspeed_config": {"zero_stage": stage},
+        }
+        for stage in (2, 3)
+    },
+    "fsdp1": {
+        "distributed_type": "FSDP", **_ON_EIGHT,
+        "fsdp_config": {
+            "fsdp_version": 1, **_WRAPPED, "fsdp_backward_prefetch": "BACKWARD_PRE",
+            "fsdp_forward_prefetch": True, "fsdp_reshard_after_forward": "FULL_SHARD",
+            "fsdp_use_orig_params": True,
+        },
+    },
+    "fsdp2": {
+        "distributed_type": "FSDP", **_ON_EIGHT,
+        "fsdp_config": {"fsdp_version": 2, **_WRAPPED, "fsdp_reshard_after_forward": True},
+    },
+}  # fmt: skip

@@ -46,6 +46,11 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     file = TrainingFile(name, program="trl")
     values = FileValues(file, data, KEYS, SILENT, "TRL")
     values.refuse_declared()
+    if values.has("accelerate_config"):
+        raise values.error(
+            "accelerate_config",
+            f"the command that takes it, as 'trl sft --config {name}' in place of the file",
+        )
     trainer = trainer or trainer_of(values)
     _refuse_trainer(values, trainer)
     has_rollout = trainer in ROLLOUTS
