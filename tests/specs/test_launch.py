@@ -411,6 +411,8 @@ def test_trl_passes_accelerates_file_on_by_path_or_by_name(folder: Path) -> None
     zero = read(f"{command} --accelerate_config=zero3 --num_processes 4")
     assert (zero.strategy.kind, zero.gpus, zero.training.stored_dtype) == ("deepspeed", 4, "fp32")
     assert not any("DDP is simulated" in note for note in zero.notes)
+    with pytest.raises(InputError, match="--accelerate_config: found nothing behind it"):
+        read(f"{command} --accelerate_config")
     with pytest.raises(InputError, match="zero9"):
         read(f"{command} --accelerate_config zero9")
 

@@ -155,8 +155,8 @@ def pair_ops(simulated: Trace, recorded: Trace, plan: PlanCheck, has_phases: boo
         if name in pairs_per_class or name not in recorded_classes:
             continue
         spans, recorded_spans = ops.spans, recorded_classes[name].spans
-        index_keys = align_by_name(_names(simulated, spans), _names(recorded, recorded_spans))
-        pairs = [OpPair(title, 0, times[0][spans[i]], times[1][recorded_spans[j]]) for title, i, j in index_keys]
+        by_name = align_by_name(_names(simulated, spans), _names(recorded, recorded_spans))
+        pairs = [OpPair(title, 0, times[0][spans[i]], times[1][recorded_spans[j]]) for title, i, j in by_name]
         if pairs:
             pairs_per_class[name] = pairs
     return pairs_per_class

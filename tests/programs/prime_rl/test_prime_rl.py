@@ -208,3 +208,8 @@ max_num_seqs = 64
 
 
 NODES = 'type = "multi_node"\nnum_train_nodes = 2\nnum_infer_nodes = 2\nnum_infer_replicas = 2'
+
+
+def test_replicas_that_do_not_divide_the_gpus_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tensor_parallel_size: found 3, which does not divide the 4 GPUs"):
+        read(tmp_path, RL.replace("[inference]", "[inference.vllm]\ntensor_parallel_size = 3"))

@@ -161,6 +161,8 @@ def _launcher_flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         elif position < len(words):
             options[PASSED_ON[name]] = words[position]
             position += 1
+        else:
+            raise InputError(f"command line: --{name}: found nothing behind it, expected a value")
     return options, rest
 
 

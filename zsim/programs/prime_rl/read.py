@@ -256,17 +256,22 @@ def _read_rollout(keys: FileValues) -> None:
             "placement": "async",
             "max_staleness": keys.get("orchestrator.max_off_policy_steps", 8),
             "rollout.gpus": gpus,
-            **_engine(keys),
+            **_engine(keys, gpus),
             "sync.transport": "broadcast" if transport == "nccl" else None,
         },
     )
 
 
-def _engine(keys: FileValues) -> dict[str, Any]:
+def _engine(keys: FileValues, gpus: int) -> dict[str, Any]:
     """The settings of the engines. vLLM has a table of its own in the release that was read."""
     vllm = "inference.vllm"
     tensor = keys.count(f"{vllm}.tensor_parallel_size", keys.count("inference.parallel.tp", 1))
     experts = tensor * keys.count(f"{vllm}.data_parallel_size", 1)
+    if gpus % tensor:
+        raise InputError(
+            f"{keys.file.name}: {vllm}.tensor_parallel_size: found {tensor}, which does not divide the "
+            f"{gpus} GPUs that generate"
+        )
     weights = keys.get(f"{vllm}.quantization")
     if weights not in (None, "fp8"):
         keys.file.note(f"{vllm}.quantization: '{weights}' is left out: engines are simulated in bf16")

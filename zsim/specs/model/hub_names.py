@@ -50,8 +50,8 @@ def preset_of(name: str) -> str | None:
     if name.lower() in _presets_by_hub_id("_language_model_of"):
         return None
     spelling = last.lower()
-    index_keys = _presets_by_spelling()
-    return index_keys.get(spelling) or index_keys.get(_VARIANTS.sub("", spelling))
+    by_name = _presets_by_spelling()
+    return by_name.get(spelling) or by_name.get(_VARIANTS.sub("", spelling))
 
 
 def hub_ids_of(preset: str) -> tuple[str, ...]:

@@ -249,8 +249,8 @@ class ModelSpec:
     def _named_parameters(self) -> Sequence[tuple[str, Parameter]]:
         if self.registration is None:
             return tuple(self._iterate_parameters())
-        index_keys = dict(self._iterate_parameters())
-        return tuple((name, index_keys[name]) for name in self.registration)
+        by_name = dict(self._iterate_parameters())
+        return tuple((name, by_name[name]) for name in self.registration)
 
     @cached_property
     def expert_names(self) -> frozenset[str]:
@@ -268,8 +268,8 @@ class ModelSpec:
             yield from _tower_parameters(self.tower)
         early = list(self.before)
         if self.registered_before_blocks is not None:
-            index_keys = {module.name: module for module in (*self.before, *self.after)}
-            early = [index_keys[name] for name in self.registered_before_blocks if name in index_keys]
+            by_name = {module.name: module for module in (*self.before, *self.after)}
+            early = [by_name[name] for name in self.registered_before_blocks if name in by_name]
         for module in early:
             yield from _named_parameters_of("", module)
         for index, block in enumerate(self.blocks, self.first_block):

@@ -166,8 +166,8 @@ def search_rents(
     # Plans hold no hardware, so that clusters share them.
     evaluator = Evaluator(jobs, on_done=on_done, simulator=Simulator())
     start = question.base(names[0], question.model_ranks, question.kinds[0], evaluator.simulator).job
-    index_keys = search_clusters(question, prices, names, evaluator, inf if clusters else _DEARER)
-    searches = [index_keys[name] for name in names]
+    by_name = search_clusters(question, prices, names, evaluator, inf if clusters else _DEARER)
+    searches = [by_name[name] for name in names]
     if all(search.offer is None and not search.counts for search in searches):
         raise InputError(f"rent: {searches[0].cluster}: {searches[0].reason}")
     return RentResult(
