@@ -213,3 +213,10 @@ NODES = 'type = "multi_node"\nnum_train_nodes = 2\nnum_infer_nodes = 2\nnum_infe
 def test_replicas_that_do_not_divide_the_gpus_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tensor_parallel_size: found 3, which does not divide the 4 GPUs"):
         read(tmp_path, RL.replace("[inference]", "[inference.vllm]\ntensor_parallel_size = 3"))
+
+
+def test_a_source_with_a_teacher_is_refused_beside_others(tmp_path: Path) -> None:
+    sources = "[[orchestrator.train.source]]\nname = 'a'\n[[orchestrator.train.source]]\nname = 'b'\n"
+    assert read(tmp_path, RL + sources).rl is not None
+    with pytest.raises(NotSimulatedError, match="'opd', whose responses or scores are another model's"):
+        read(tmp_path, RL + sources + "[orchestrator.train.source.algo]\ntype = 'opd'\n")

@@ -80,6 +80,10 @@ def _refuse_others(keys: FileValues) -> None:
     keys.refuse(f"{_MODEL}.quantization.type", "fp8 of prime-rl's")
     keys.refuse(f"{_MODEL}.debug.num_layers", "a model that is cut off; change model.num_hidden_layers")
     algorithm = keys.get("orchestrator.algo.type", "grpo")
+    sources = keys.values.get("orchestrator.train.source") or ()
+    tables = [source.get("algo") for source in sources if isinstance(source, Mapping)]
+    others = [str(table.get("type")) for table in tables if isinstance(table, Mapping)]
+    algorithm = next((name for name in (algorithm, *others) if name in _DISTILLATIONS), algorithm)
     if algorithm in _DISTILLATIONS:
         raise NotSimulatedError(
             f"{keys.file.name}: orchestrator.algo.type: zsim does not simulate '{algorithm}', whose "

@@ -89,6 +89,7 @@ _KEYS = (
         (f"{ROLLOUT}.max_num_seqs", int, "sequences that run at once", "rl.rollout.max_num_seqs"),
         (f"{ROLLOUT}.max_num_batched_tokens", int, "tokens of an iteration",
          "rl.rollout.max_num_batched_tokens"),
+        (f"{ROLLOUT}.quantization", str, "type of the engine's weights", "rl.rollout.precision"),
         (f"{ROLLOUT}.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
         (f"{ROLLOUT}.enable_prefix_caching", bool, "prompts are computed once", "rl.rollout.prefix_caching"),
         (f"{ROLLOUT}.free_cache_engine", bool, "the engine sleeps", "rl.offload.sleep_level"),
