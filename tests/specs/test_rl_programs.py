@@ -285,7 +285,7 @@ def test_dpo_of_nemo_rl_counts_pairs_and_asks_a_reference(tmp_path: Path) -> Non
         read(write(tmp_path, POLICY + text)).training for text in ("", "dpo: {max_num_steps: 10}\n")
     )
     assert (alone.reference, pairs.reference) == (None, "copy")
-    assert pairs.micro_batch_size == 2 * alone.micro_batch_size
+    assert (alone.micro_batch_size, pairs.micro_batch_size) == (2, 4)
     assert pairs.gradient_accumulation_steps == alone.gradient_accumulation_steps
     adapters = POLICY.replace(
         "dtensor_cfg: {enabled: true,", "dtensor_cfg: {enabled: true, lora_cfg: {enabled: true},"
