@@ -396,3 +396,20 @@ def test_the_update_alone_is_on_the_gpus_that_train(tmp_path: Path) -> None:
     result = zsim.simulate(read(nemo(tmp_path)))
     assert result.job.world_size == 8
     assert result.job.training.gradient_accumulation_steps == 16
+
+
+def test_what_verls_engine_does_otherwise_is_named() -> None:
+    changes = (
+        "actor_rollout_ref.rollout.quantization=fp8 actor_rollout_ref.rollout.multi_turn.enable=True "
+        "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2 "
+        "actor_rollout_ref.rollout.over_sample_rate=0.1"
+    )
+    command = VERL_COMMAND.format(target="verl.trainer.main_ppo")
+    found = read(f"{command} {changes}")
+    notes = " ".join(found.notes)
+    assert there(found.rl).rollout.precision == "fp8"
+    assert "rl.environment says the turns" in notes
+    assert "rl.over_sampling says it" in notes
+    assert (
+        "the reference is simulated with the actor's degrees, without tensor_model_parallel_size 2" in notes
+    )

@@ -1,5 +1,4 @@
-"""Commands that start a training: the launcher's machines, the program's flags, and the files that they "
-"name."""
+"""Commands that start a training: the launcher's machines, the program's flags, and the files named."""
 
 from __future__ import annotations
 
@@ -402,3 +401,28 @@ def test_a_recipe_of_megatron_bridge_by_name_says_which_file_to_give(folder: Pat
     command = "torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b_sft_config"
     with pytest.raises(NotSimulatedError, match=r"--recipe llama3_8b_sft_config: .* run_config.yaml"):
         read(command)
+
+
+def test_trl_passes_accelerates_file_on_by_path_or_by_name(folder: Path) -> None:
+    """TRL's own `zero3` is for 8 GPUs, unless a flag says otherwise. DDP is what no file brings."""
+    command = "trl dpo --model_name_or_path Qwen/Qwen2-7B --dataset_name a/b"
+    assert (read(command).strategy.kind, read(command).gpus) == ("ddp", None)
+    assert read(f"{command} --accelerate_config fsdp.yaml").strategy.kind == "fsdp2"
+    zero = read(f"{command} --accelerate_config=zero3 --num_processes 4")
+    assert (zero.strategy.kind, zero.gpus, zero.training.stored_dtype) == ("deepspeed", 4, "fp32")
+    assert not any("DDP is simulated" in note for note in zero.notes)
+    with pytest.raises(InputError, match="--accelerate_config: found nothing behind it"):
+        read(f"{command} --accelerate_config")
+    with pytest.raises(InputError, match="zero9"):
+        read(f"{command} --accelerate_config zero9")
+
+
+def test_a_file_of_trl_names_accelerates_too(folder: Path) -> None:
+    """Its key is the command's, so that the file alone asks for the command."""
+    text = "model_name_or_path: Qwen/Qwen2-7B\ndataset_name: a/b\nuse_peft: true\naccelerate_config: fsdp1\n"
+    (folder / "trl.yaml").write_text(text)
+    table = of_kind(read("trl sft --config trl.yaml").strategy, Fsdp1Table)
+    assert (table.forward_prefetch, table.wrapping) == (True, "peft")
+    assert read("trl sft --config trl.yaml --accelerate_config zero2").strategy.kind == "deepspeed"
+    with pytest.raises(InputError, match=r"accelerate_config: found 'fsdp1', .*'trl sft --config trl.yaml'"):
+        read("trl.yaml")

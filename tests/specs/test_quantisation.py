@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.grouped_linear import GroupedLinear
+from zsim.operations.operation import Module, Parameter
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -106,3 +109,44 @@ def test_eight_bits_wait_for_the_gpu_and_are_never_prepared() -> None:
 def test_eight_bits_are_refused_where_they_are_cast(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(NotSimulatedError, match=sentence):
         job(**{"lora": {"quantized": "int8"}, **changes})
+
+
+def test_stacked_experts_in_4_bits_are_dequantised_once_and_kept_in_16() -> None:
+    """Two experts of 64 x 128 are 16,384 elements: 8,192 bytes and 256 scales of 4 become 32,768 bytes, which
+    the product keeps, unless adapters' sums are kept in their place.
+    """
+    found = job({"quantize_experts": True, "double_quantization": False}, model="mixtral-8x7b")
+    stacks = {
+        weight.stored_dtype
+        for name, weight in found.model.named_parameters()
+        if "experts" in name and len(weight.shape) == 3
+    }
+    assert stacks == {"nf4-single"}
+    assert not any("routed experts stay in 16 bits" in note for note in found.notes)
+    weight = Parameter("weight", (2, 128, 64), trainable=False, stored_dtype="nf4-single")
+    shape, options = BatchShape(1, 256), WorkOptions("bf16")
+    module, sums = (
+        Module("experts", GroupedLinear(2, 64, 128, is_merged=is_merged), (weight,))
+        for is_merged in (False, True)
+    )
+    dequantisation, product = module.op_spec.forward_kernels(module, shape, options)
+    assert (dequantisation.kind, dequantisation.hbm_bytes) == ("elementwise", 8192 + 1024 + 32768)
+    assert product.kind == "gemm"
+    assert module.op_spec.kept_bytes(module, shape, options) == 32768
+    assert sums.op_spec.kept_bytes(sums, shape, options) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"lora": {"quantize_experts": True}}, "'llama-3-8b' has no stacked experts"),
+        ({"lora": {"quantize_experts": True, "quantized": None}}, "without training.lora.quantized"),
+        (
+            {"lora": {"quantize_experts": True}, "model": "mixtral-8x7b", "strategy": "fsdp1"},
+            "quantize_experts: a weight of routed experts, .* expected strategy 'fsdp2' or 'ddp'",
+        ),
+    ],
+)
+def test_experts_in_4_bits_that_nothing_has_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        job(**changes)

@@ -268,11 +268,54 @@ def test_stages_of_megatron_whose_ends_have_less_are_split_once_the_model_is_kno
 
 
 @pytest.mark.parametrize(
-    ("section", "words"), [("dpo", "on pairs"), ("rm", "reward models"), ("distillation", "a teacher")]
+    ("text", "words"),
+    [
+        (POLICY + "distillation: {max_num_steps: 10}\n", "distillation: zsim does not simulate .*a teacher"),
+        (POLICY.replace("policy:\n", "policy:\n  quant_cfg: NVFP4_DEFAULT_CFG\n"), "quantisation-aware"),
+    ],
 )
-def test_what_nemo_rl_trains_otherwise_is_refused(tmp_path: Path, section: str, words: str) -> None:
-    with pytest.raises(NotSimulatedError, match=rf"{section}: zsim does not simulate .*{words}"):
-        read(write(tmp_path, f"{POLICY}{section}: {{max_num_steps: 10}}\n"))
+def test_what_nemo_rl_trains_otherwise_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read(write(tmp_path, text))
+
+
+def test_dpo_of_nemo_rl_counts_pairs_and_asks_a_reference(tmp_path: Path) -> None:
+    """Twice the sequences in a micro-batch and in an update, so as many micro-batches as of GRPO."""
+    alone, pairs = (
+        read(write(tmp_path, POLICY + text)).training for text in ("", "dpo: {max_num_steps: 10}\n")
+    )
+    assert (alone.reference, pairs.reference) == (None, "copy")
+    assert (alone.micro_batch_size, pairs.micro_batch_size) == (2, 4)
+    assert pairs.gradient_accumulation_steps == alone.gradient_accumulation_steps
+    adapters = POLICY.replace(
+        "dtensor_cfg: {enabled: true,", "dtensor_cfg: {enabled: true, lora_cfg: {enabled: true},"
+    )
+    assert read(write(tmp_path, adapters + "dpo: {max_num_steps: 10}\n")).training.reference == "base"
+
+
+def test_ppo_of_nemo_rl_has_a_critic_and_its_own_names(tmp_path: Path) -> None:
+    loop = "ppo: {num_prompts_per_step: 64, num_generations_per_prompt: 2, ppo_epochs: 3}\n"
+    found = read(write(tmp_path, POLICY + loop + "value: {model_name: Qwen/Qwen2.5-1.5B}\n"))
+    table = there(found.rl)
+    assert (table.algorithm, table.prompts_per_step, table.samples_per_prompt) == ("ppo", 64, 2)
+    assert (table.epochs, table.critic.model) == (3, "qwen2.5-1.5b")
+    with pytest.raises(InputError, match=r"value\.model_name"):
+        read(write(tmp_path, POLICY + loop + "value: {model_name: nobody/nothing}\n"))
+
+
+def test_what_changes_nemo_rls_policy_is_named(tmp_path: Path) -> None:
+    more = "policy:\n  draft: {enabled: true}\n  hf_config_overrides: {num_hidden_layers: 4, rope_theta: 1}\n"
+    text = POLICY.replace("policy:\n", more).replace(
+        "dtensor_cfg: {enabled: true,",
+        "dtensor_cfg: {enabled: true, env_vars: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}, "
+        "automodel_kwargs: {backend: {linear: te}},",
+    )
+    found = read(write(tmp_path, text))
+    notes = " ".join(found.notes)
+    assert found.training.expandable_segments
+    assert "policy.draft: the draft model" in notes
+    assert "left out: num_hidden_layers; --set" in notes
+    assert "linear te" in notes
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,11 @@
 """The products of routed experts.
 
 In fp8 the rows of every expert come up to a multiple.
+
+# [Note: experts in 4 bits]
+bitsandbytes' `replace_parameter_4bit` (0.50.2 nn/parametrize.py) makes a stacked weight one that torch's
+parametrization dequantises when a forward reads it, once, since its hooks keep the result until the module's
+forward ends. The product keeps the 16-bit weight for the gradient of its input.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from zsim.cost.kernels import fp8
 from zsim.cost.kernels.kernel import Kernel, Layout, elementwise
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import cat_launches
+from zsim.operations.linear import dequantise_kernels, is_dequantised
 from zsim.operations.operation import Kernels, Module, Operation, Role
 from zsim.operations.tensors import ModuleTensors
 
@@ -86,7 +92,7 @@ class GroupedLinear(Operation):
         copies_before, copies_after = self._padding_copies(shape, options, is_backward=False)
         if self._concatenates_rows:
             casts = (*casts, _elementwise(2 * rows * k * options.activation_bytes, options))
-        products = (self._product(module, rows, (n, k), options, "nt"),)
+        products = (*dequantise_kernels(module, options), self._product(module, rows, (n, k), options, "nt"))
         has_bias = module.has_bias
         bias: Kernels = ()
         if self.scored_bias_bytes:
@@ -129,14 +135,19 @@ class GroupedLinear(Operation):
         return product, _elementwise(2 * rows * n * options.activation_bytes, options, 2)
 
     def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        """The rows, unless the weight is frozen."""
+        """The rows, unless the weight is frozen, and the whole weight where forward made it of 4 bits."""
+        if is_dequantised(module):  # adapters' sums are kept by what makes them
+            numel = 0 if self.is_merged else self.num_experts * self.in_features * self.out_features
+            return numel * options.activation_bytes
         if module.shares_input or not module.trains_weight:
             return 0
         numel = self.computed_rows(shape, options) * self.in_features
         return options.fp8.operand_bytes(numel) if self.is_fp8(options) else numel * options.activation_bytes
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        return shape.tokens * self.out_features * options.activation_bytes
+        is_passed_on = is_dequantised(module) and self.is_merged
+        weights = self.num_experts * self.in_features * self.out_features if is_passed_on else 0
+        return (shape.tokens * self.out_features + weights) * options.activation_bytes
 
     def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         return shape.tokens * (self.out_features + self.in_features) * options.activation_bytes

@@ -198,7 +198,7 @@ class Linear(Operation):
                 casts_after = (elementwise(2 * m * n * e, options.kernel_dtype), *casts_after)
             return (
                 *casts_before,
-                *_dequantise_kernels(module, options),
+                *dequantise_kernels(module, options),
                 *autocast_cast(n * k, options),
                 product,
                 *casts_after,
@@ -242,7 +242,7 @@ class Linear(Operation):
         e, dtype = self.type_of(options)
         casts_before, casts_after = self._casts(module, shape, is_backward=True)
         kernels: list[tuple[Kernel, bool]] = []
-        kernels += [(kernel, False) for kernel in (*casts_before, *_dequantise_kernels(module, options))]
+        kernels += [(kernel, False) for kernel in (*casts_before, *dequantise_kernels(module, options))]
         if _is_int8(module):
             kernels += [(kernel, False) for kernel in int8.weight_kernels(n, k, e)]
         if self.is_quantized(module, options):
@@ -309,7 +309,7 @@ class Linear(Operation):
         return options.fp8.operand_bytes(shape.tokens * self.in_features // self.input_cast_ranks)
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        weight = self.weight_numel * options.activation_bytes if _is_dequantised(module) else 0
+        weight = self.weight_numel * options.activation_bytes if is_dequantised(module) else 0
         if _is_int8(module):
             weight += int8.temporary_bytes(shape.tokens, self.out_features, self.in_features)
         gathered = self.in_features if self.holds_gathered_input else 0
@@ -318,7 +318,7 @@ class Linear(Operation):
 
     def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """Under autocast the weight's gradient is made in the low type, then cast."""
-        makes_weight = options.autocast or _is_dequantised(module) or _is_int8(module)
+        makes_weight = options.autocast or is_dequantised(module) or _is_int8(module)
         weight = self.weight_numel if makes_weight else 0
         gathered = shape.tokens * self.in_features if self.input_shards > 1 else 0
         numel = shape.tokens * (self.in_features + self.out_features) + gathered + weight
@@ -352,7 +352,7 @@ class Linear(Operation):
         )
 
 
-def _is_dequantised(module: Module) -> bool:
+def is_dequantised(module: Module) -> bool:
     """Whether its product makes 16-bit weights of 4-bit ones."""
     return any(parameter.is_packed for parameter in module.parameters)
 
@@ -362,7 +362,7 @@ def _is_int8(module: Module) -> bool:
     return any(parameter.stored_dtype == int8.TYPE for parameter in module.parameters)
 
 
-def _dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
+def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
     """The kernels that make 16-bit weights of 4-bit ones. () for other weights. See [Note: 4-bit
     products].
     """

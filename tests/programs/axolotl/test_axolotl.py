@@ -425,3 +425,15 @@ def test_a_json_of_rows_leaves_pairs_to_the_file(tmp_path: Path) -> None:
     assert job.training.micro_batch_size == 4
     with pytest.raises(InputError, match=r"found 2, but micro_batch_size of .* is 3"):
         read_text(tmp_path, text.replace("micro_batch_size: 2\n", "micro_batch_size: 3\n"))
+
+
+def test_routed_experts_are_quantised_where_the_file_says(tmp_path: Path) -> None:
+    text = QLORA.replace("lora_target_linear: true", "lora_target_modules: [q_proj]")
+    more = text + "quantize_moe_experts: true\n"
+    lora = there(read_text(tmp_path, more, model="mixtral-8x7b").training.lora)
+    assert (lora.quantized, lora.quantize_experts) == ("nf4", True)
+    with pytest.raises(InputError, match="lora_target_linear left out"):
+        read_text(tmp_path, QLORA + "quantize_moe_experts: true\n", model="mixtral-8x7b")
+    in_8_bits = more.replace("load_in_4bit", "load_in_8bit").replace("qlora", "lora")
+    with pytest.raises(NotSimulatedError, match="routed experts in 8 bits"):
+        read_text(tmp_path, in_8_bits, model="mixtral-8x7b")

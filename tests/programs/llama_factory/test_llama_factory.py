@@ -248,3 +248,7 @@ def test_the_newer_engines_other_plugins_are_refused(tmp_path: Path, line: str, 
 def test_stage_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
     training = read_text(tmp_path, FULL.replace("stage: sft", "stage: kto")).training
     assert (training.reference, training.reference_forwards, training.micro_batch_size) == ("copy", 3, 2)
+
+
+def test_ray_says_how_many_gpus_train(tmp_path: Path) -> None:
+    assert read_text(tmp_path, FULL + "ray_num_workers: 4\n").gpus == 4

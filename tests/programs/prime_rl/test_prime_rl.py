@@ -183,3 +183,40 @@ def test_rollouts_have_the_orchestrators_length(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model\.attn: found 'flash5', expected one of auto, sdpa, fl"):
         read(tmp_path, text.replace("flash_attention_3", "flash5"))
     assert "not read: trainer.model.attn" not in notes_of(experiment)
+
+
+def test_vllms_arguments_are_read_from_their_table_and_from_the_older_place(tmp_path: Path) -> None:
+    """Two nodes of 8 GPUs that generate are 16, and one with a replica more of each 32."""
+    table = """
+[inference.vllm]
+tensor_parallel_size = 4
+data_parallel_size = 2
+enable_expert_parallel = true
+gpu_memory_utilization = 0.5
+quantization = "fp8"
+max_num_seqs = 64
+"""
+    rollout = there(read(tmp_path, RL.replace("[inference]\n", table)).rl).rollout
+    assert (rollout.tensor, rollout.expert, rollout.gpu_memory_utilization) == (4, 8, 0.5)
+    assert (rollout.precision, rollout.max_num_seqs) == ("fp8", 64)
+    older = there(read(tmp_path, RL + "gpu_memory_utilization = 0.4\nparallel = { tp = 2 }\n").rl).rollout
+    assert (older.tensor, older.gpu_memory_utilization) == (2, 0.4)
+    nodes = RL.replace("num_train_gpus = 4\nnum_infer_gpus = 4", NODES)
+    assert there(read(tmp_path, nodes).rl).rollout.gpus == 32
+    apart = nodes.replace("[inference]", '[inference.deployment]\ntype = "disaggregated"')
+    assert "prefill and decode on nodes of their own" in notes_of(read(tmp_path, apart))
+
+
+NODES = 'type = "multi_node"\nnum_train_nodes = 2\nnum_infer_nodes = 2\nnum_infer_replicas = 2'
+
+
+def test_replicas_that_do_not_divide_the_gpus_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tensor_parallel_size: found 3, which does not divide the 4 GPUs"):
+        read(tmp_path, RL.replace("[inference]", "[inference.vllm]\ntensor_parallel_size = 3"))
+
+
+def test_a_source_with_a_teacher_is_refused_beside_others(tmp_path: Path) -> None:
+    sources = "[[orchestrator.train.source]]\nname = 'a'\n[[orchestrator.train.source]]\nname = 'b'\n"
+    assert read(tmp_path, RL + sources).rl is not None
+    with pytest.raises(NotSimulatedError, match="'opd', whose responses or scores are another model's"):
+        read(tmp_path, RL + sources + "[orchestrator.train.source.algo]\ntype = 'opd'\n")

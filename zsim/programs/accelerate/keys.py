@@ -8,7 +8,7 @@ from zsim.programs.deepspeed.keys import EVERY_BLOCK, JSON_KEYS
 from zsim.programs.torch.keys import SCRIPT_CHECKPOINTS, SCRIPT_LOSSES
 from zsim.programs.torchtitan.keys import ROTATE_METHODS
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 _ACCELERATE = "accelerate 1.15.0, "
 _LAUNCH = _ACCELERATE + "commands/launch.py"
@@ -86,13 +86,10 @@ _SIZE_KEYS = (
         tuned=(), source=_SIZES, kinds=("fsdp2",),
     ),
     ProgramKey(PARALLELISM + "dp_shard_size", int, "ranks that shard it"),
-    ProgramKey(
-        PARALLELISM + "tp_size", int, "ranks that share a layer's products", "parallelism.tensor", tuned=(),
-        source=_SIZES, kinds=("fsdp2",),
-    ),
-    ProgramKey(
-        PARALLELISM + "cp_size", int, "ranks that share a sequence", "parallelism.context", tuned=(),
-        source=_SIZES, kinds=("fsdp2",),
+    *declare(
+        (PARALLELISM + "tp_size", int, "ranks that share a layer's products", "parallelism.tensor"),
+        (PARALLELISM + "cp_size", int, "ranks that share a sequence", "parallelism.context"),
+        tuned=(), source=_SIZES, kinds=("fsdp2",),
     ),
     ProgramKey(
         PARALLELISM + "cp_comm_strategy", str, "how they see the keys and values of others",

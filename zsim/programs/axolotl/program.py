@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, ValuesProgram
 
 _MARKS = (
     "micro_batch_size", "sequence_len", "adapter", "sample_packing", "num_epochs", "datasets",
@@ -13,7 +12,7 @@ _MARKS = (
 )  # fmt: skip
 
 
-class Axolotl(TrainingProgram):
+class Axolotl(ValuesProgram):
     name = "axolotl"
     title = "axolotl"
     kinds = ("deepspeed", "fsdp1", "fsdp2", "ddp")
@@ -33,11 +32,6 @@ class Axolotl(TrainingProgram):
         if not isinstance(data, Mapping) or "base_model" not in data:
             return False
         return any(mark in data for mark in _MARKS)
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.axolotl.read import read_axolotl
-
-        return read_axolotl(source.text)
 
 
 PROGRAM = Axolotl()

@@ -40,7 +40,6 @@ from zsim.programs.huggingface.job import (
 from zsim.programs.huggingface.models import freeze_tower, read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.huggingface import load_model
@@ -63,14 +62,6 @@ _HEAD = re.compile(r"\^?(lm_head|(model\\?\.(language_model\\?\.)?)?embed_tokens
 _PREFERENCES = ("dpo", "ipo", "orpo", "kto")
 _CUT_PLUGIN, _LIGER_PLUGIN = "cut_cross_entropy", "liger"
 _LIGER_KERNELS = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
-
-
-def read_axolotl(path: str) -> TrainingFile:
-    """The settings in axolotl's YAML.
-
-    Raises InputError for what axolotl refuses, NotSimulatedError for what zsim does not simulate.
-    """
-    return read_file(path, read_values)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
@@ -334,3 +325,9 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     if is_quantised:
         double = values.table("bnb_config_kwargs").get("bnb_4bit_use_double_quant", True)
         write_quantisation(values, double=bool(double))
+    if values.flag("quantize_moe_experts"):
+        if is_linear:
+            raise values.error("quantize_moe_experts", "lora_target_linear left out, as axolotl asks for")
+        if not is_quantised:
+            raise values.lack("quantize_moe_experts", "routed experts in 8 bits; expected load_in_4bit")
+        settings["training.lora.quantize_experts"] = True

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.specs.formats.file_values import silent_keys
-from zsim.specs.formats.program_key import ProgramKey
+from zsim.specs.formats.program_key import ProgramKey, index_keys
 
 TRANSFORMERS = "transformers 5.23.0, "
 ARGUMENTS = TRANSFORMERS + "training_args.py"
@@ -99,52 +99,33 @@ _NOTED = (
     ("group_by_length", "sequences of like length in a batch"),
     ("length_column_name", "sequences of like length in a batch"),
 )
-ARGUMENT_KEYS: Mapping[str, ProgramKey] = {
-    key.key: key
-    for key in (
-        *_READ,
-        *(
-            ProgramKey(name, (bool, str, int, float, dict), meaning, treatment="refused")
-            for name, meaning in _REFUSED
-        ),
-        *(
-            ProgramKey(
-                name, (bool, str, int, float, dict), meaning, treatment="noted",
-                neutral=("inductor", "default", 0, 0.0, "length"),
-            )
-            for name, meaning in _NOTED
-        ),
-    )
-}  # fmt: skip
+ARGUMENT_KEYS: Mapping[str, ProgramKey] = index_keys(
+    *_READ,
+    refused=_REFUSED,
+    noted=_NOTED,
+    types=(bool, str, int, float, dict),
+    neutral=("inductor", "default", 0, 0.0, "length"),
+)
 
 # TrainingArguments that a step's time and memory do not depend on: duration, learning rate, evaluation,
 # saving, logging, data loading (which zsim takes as fast enough), the Hub.
 SILENT_ARGUMENTS = silent_keys(
     """
-    output_dir overwrite_output_dir do_train do_eval do_predict evaluation_strategy
-    prediction_loss_only per_device_eval_batch_size per_gpu_train_batch_size per_gpu_eval_batch_size
-    max_eval_samples learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
-    max_steps lr_scheduler_type lr_scheduler_kwargs warmup_ratio warmup_steps log_level
-    log_level_replica log_on_each_node nan_inf_filter seed data_seed jit_mode_eval bf16_full_eval
-    fp16_full_eval fp16_opt_level half_precision_backend tf32 local_rank ddp_backend ddp_timeout
-    ddp_broadcast_buffers tpu_num_cores debug past_index run_name disable_tqdm remove_unused_columns
-    label_names load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
-    report_to project trackio_space_id resume_from_checkpoint include_inputs_for_metrics
-    include_for_metrics mp_parameters full_determinism average_tokens_across_devices
-    use_legacy_prediction_loop include_tokens_per_second batch_eval_metrics eval_do_concat_batches
-    gradient_checkpointing_enable push_to_hub skip_memory_metrics predict_with_generate
-    generation_max_length generation_num_beams generation_config sortish_sampler auto_resume
-    restore_callback_states_from_checkpoint enable_jit_checkpoint use_cache tags trust_remote_code
-    model_revision tokenizer_name config_name cache_dir token use_auth_token use_fast_tokenizer
-    model_kwargs chat_template low_cpu_mem_usage
-    """,
-    "eval_",
-    "save_",
-    "logging_",
-    "hub_",
-    "push_to_hub_",
-    "dataloader_",
-    "dataset_",
-    "wandb_",
-    "report_",
+    output_dir overwrite_output_dir do_train do_eval do_predict evaluation_strategy prediction_loss_only
+    per_device_eval_batch_size per_gpu_train_batch_size per_gpu_eval_batch_size max_eval_samples
+    learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_steps lr_scheduler_type
+    lr_scheduler_kwargs warmup_ratio warmup_steps log_level log_level_replica log_on_each_node
+    nan_inf_filter seed data_seed jit_mode_eval bf16_full_eval fp16_full_eval fp16_opt_level
+    half_precision_backend tf32 local_rank ddp_backend ddp_timeout ddp_broadcast_buffers tpu_num_cores debug
+    past_index run_name disable_tqdm remove_unused_columns label_names load_best_model_at_end
+    metric_for_best_model greater_is_better ignore_data_skip report_to project trackio_space_id
+    resume_from_checkpoint include_inputs_for_metrics include_for_metrics mp_parameters full_determinism
+    average_tokens_across_devices use_legacy_prediction_loop include_tokens_per_second batch_eval_metrics
+    eval_do_concat_batches gradient_checkpointing_enable push_to_hub skip_memory_metrics
+    predict_with_generate generation_max_length generation_num_beams generation_config sortish_sampler
+    auto_resume restore_callback_states_from_checkpoint enable_jit_checkpoint use_cache tags
+    trust_remote_code model_revision tokenizer_name config_name cache_dir token use_auth_token
+    use_fast_tokenizer model_kwargs chat_template low_cpu_mem_usage eval_* save_* logging_* hub_*
+    push_to_hub_* dataloader_* dataset_* wandb_* report_*
+    """
 )

@@ -27,6 +27,12 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
     "trl": ("sft", "dpo", "kto", "grpo", "reward", "rloo"),
     "litgpt": ("finetune", "finetune_full", "finetune_lora", "pretrain"),
 }
+# Flags and keys of `trl` that are Accelerate's, by its own names.
+PASSED_ON = {
+    "accelerate_config": "config_file",
+    "num_processes": "num_processes",
+    "num_machines": "num_machines",
+}
 _PRIME_RL = ("rl", "sft", "trainer")  # commands of prime-rl's package, whose files stand behind an @
 # Flags of a script of one's own that trains by TrainingArguments.
 FLAG_MARKS = ("per_device_train_batch_size", "gradient_checkpointing", "learning_rate", "do_train")
@@ -127,7 +133,8 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     if launcher in TRAINERS:
         if not rest or not re.fullmatch(r"[a-z][a-z_-]*", rest[0]):
             return None
-        return Launch(where, launcher, {}, rest[0], rest[1:], variables)
+        options, rest[1:] = _launcher_flags(rest[1:]) if launcher == "trl" else ({}, rest[1:])
+        return Launch(where, launcher, options, rest[0], rest[1:], variables)
     options, rest = _options(rest[launcher in _SUBCOMMANDS :])
     if launcher in ("python", "python3"):
         if rest[:1] and rest[0] in _TORCH_MODULES:
@@ -138,6 +145,25 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     if not rest or not (rest[0].endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*", rest[0])):
         return None
     return Launch(where, launcher, options, rest[0], rest[1:], variables)
+
+
+def _launcher_flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """(the flags that `trl` passes on to Accelerate, the other words), see trl f2cd5771 cli/."""
+    options: dict[str, Any] = {}
+    rest, position = [], 0
+    while position < len(words):
+        name, equals, value = words[position].removeprefix("--").partition("=")
+        position += 1
+        if name not in PASSED_ON or not words[position - 1].startswith("--"):
+            rest.append(words[position - 1])
+        elif equals:
+            options[PASSED_ON[name]] = value
+        elif position < len(words):
+            options[PASSED_ON[name]] = words[position]
+            position += 1
+        else:
+            raise InputError(f"command line: --{name}: found nothing behind it, expected a value")
+    return options, rest
 
 
 def _is_launcher(word: str, following: Sequence[str]) -> bool:

@@ -19,11 +19,12 @@ from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.job import leave_row_counts
 from zsim.programs.huggingface.models import write_types
 from zsim.programs.huggingface.strategies import NO_ENGINE
-from zsim.programs.launch.commands import FLAG_MARKS, TRAINERS, Launch, flag_values
+from zsim.programs.launch.commands import FLAG_MARKS, PASSED_ON, TRAINERS, Launch, flag_values
 from zsim.programs.litgpt.program import PROGRAM as LITGPT
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
+from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
 from zsim.specs.experiment.programs import programs
@@ -82,7 +83,7 @@ def read_launch(launch: Launch) -> TrainingFile:
             f"{launch.where}: {launch.launcher} {launch.target} trains nothing; expected {expected}"
         )
     file = _started(launch)
-    if launch.launcher == "accelerate":
+    if launch.launcher == "accelerate" or (launch.launcher == "trl" and launch.options):
         _add_accelerate(file, launch)
     else:
         _add_machines(file, launch)
@@ -130,11 +131,11 @@ def _started(launch: Launch) -> TrainingFile:
 
 def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
     if program is TRL:
-        from zsim.programs.trl.read import read_arguments
+        from zsim.programs.trl.read import read_values as read_trl
 
         script = Path(launch.target.replace(".scripts.", "/")).name.removesuffix(".py")  # trl/scripts/dpo.py
         trainer = script if script in TRAINERS["trl"] else ""
-        return read_arguments(launch.where, values, trainer)
+        return read_trl(launch.where, values, trainer)
     return _reader(program)(launch.where, values)
 
 
@@ -216,7 +217,7 @@ def _composed(launch: Launch, folder: str, name: str, said_by: str, depth: int) 
 def _reader(program: TrainingProgram) -> Reader:
     """The function that reads values by key of a program."""
     module = program.reading_module()
-    reader: Reader = getattr(module, "read_arguments", None) or module.read_values
+    reader: Reader = module.read_values
     return reader
 
 
@@ -243,6 +244,10 @@ def _read_named_file(
     changes = {**values, **_assignments(loose)}
     if isinstance(owner, ValuesProgram):
         content = source.content if isinstance(source.content, Mapping) else {}
+        if launch.launcher == "trl":
+            passed = {key: content[key] for key in PASSED_ON if content.get(key) is not None}
+            launch.options |= {PASSED_ON[key]: str(value) for key, value in passed.items()} | launch.options
+            changes |= dict.fromkeys(passed)
         defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
         return owner.read_changed(source, {**defaults, **changes})
     if not owner.file_nouns or owner.is_script:
@@ -350,7 +355,9 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     config = options.get("config_file")
     values: dict[str, Any] = {}
     name = launch.where
-    if isinstance(config, str):
+    if launch.launcher == "trl" and isinstance(config, str) and config in ACCELERATE_CONFIGS:
+        values = dict(ACCELERATE_CONFIGS[config])
+    elif isinstance(config, str):
         name = str(locate_named_file(config, launch.folder, launch.where, "an Accelerate YAML"))
         values = dict(load_table(Path(name)))
     for flag, value in options.items():
@@ -389,6 +396,8 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
             file.settings.pop(key, None)
         precision = accelerate.settings.get("training.precision", precision)
         write_types(file, precision, types[1], has_adapters=types[2])
+        if types[2] and file.settings.get("strategy.kind") == "fsdp1":
+            file.settings["strategy.wrapping"] = "peft"  # as of a file that names FSDP1 itself
     file.notes = [note for note in file.notes if not note.endswith(NO_ENGINE)] + accelerate.notes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
 from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
 
@@ -62,29 +63,15 @@ _KEYS = (
 KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Keys without effect on a step: duration, data, logs, saves, evaluation, and how weights are drawn.
-IDLE = (
-    "name", "dump_dir", "seed", "steps", "probe_freq", "gc_collect_freq", "profiling", "checkpoint",
-    "logging", "eval", "async_eval_gpus", "env", "slurm",
-    *(
-        f"optim.{key}"
-        for key in (
-            "lr", "weight_decay", "epsilon", "beta1", "beta2", "scheduler", "warmup", "lr_min_ratio",
-            "cycle_length", "cosine_theta", "annealing_step", "decay_fraction", "exp_factor",
-        )
-    ),
-    *(
-        f"data.{key}"
-        for key in (
-            "root_dir", "sources", "prefetch_size", "n_views", "load_async", "tokenizer", "seed",
-            "add_bos", "add_eos",
-        )
-    ),
-    *(
-        f"distributed.{key}"
-        for key in (
-            "matmul_allow_tf32", "allow_bf16_reduced_precision_reduction", "detect_anomaly",
-            "compile_cache_size_limit", "spawn_method", "float8_filter",
-        )
-    ),
-    *(f"model.{key}" for key in ("rope_theta", "norm_eps", "init_base_std", "init_std_factor", "seed")),
-)  # fmt: skip
+IDLE = silent_keys(
+    """
+    name dump_dir seed steps probe_freq gc_collect_freq profiling checkpoint logging eval async_eval_gpus env
+    slurm optim.lr optim.weight_decay optim.epsilon optim.beta1 optim.beta2 optim.scheduler optim.warmup
+    optim.lr_min_ratio optim.cycle_length optim.cosine_theta optim.annealing_step optim.decay_fraction
+    optim.exp_factor data.root_dir data.sources data.prefetch_size data.n_views data.load_async data.tokenizer
+    data.seed data.add_bos data.add_eos distributed.matmul_allow_tf32
+    distributed.allow_bf16_reduced_precision_reduction distributed.detect_anomaly
+    distributed.compile_cache_size_limit distributed.spawn_method distributed.float8_filter model.rope_theta
+    model.norm_eps model.init_base_std model.init_std_factor model.seed
+    """
+)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 RELEASE = "litgpt 0.5.13"
 TARGETS = {
@@ -20,18 +20,17 @@ TARGETS = {
 }
 
 _READ = (
-    ProgramKey("checkpoint_dir", str, "the model that is fine-tuned", "model"),
-    ProgramKey("model_name", str, "the model that is pre-trained", "model"),
-    ProgramKey("precision", str, "the type of products, and of weights (-true)", "training.precision"),
-    ProgramKey(
-        "quantize", str, "bnb.nf4 and bnb.nf4-dq: frozen products in 4 bits",
-        "training.lora.quantized",
+    *declare(
+        ("checkpoint_dir", str, "the model that is fine-tuned", "model"),
+        ("model_name", str, "the model that is pre-trained", "model"),
+        ("precision", str, "the type of products, and of weights (-true)", "training.precision"),
+        ("quantize", str, "bnb.nf4 and bnb.nf4-dq: frozen products in 4 bits", "training.lora.quantized"),
+        ("devices", (int, str), "GPUs of a node", "gpus"),
+        ("num_nodes", int, "nodes", "nodes"),
+        ("lora_r", int, "rank of the adapters", "training.lora.rank"),
+        ("lora_alpha", float, "scale of the adapters, over the rank", "training.lora.alpha"),
+        ("lora_dropout", float, "dropout before an adapter", "training.lora.dropout"),
     ),
-    ProgramKey("devices", (int, str), "GPUs of a node", "gpus"),
-    ProgramKey("num_nodes", int, "nodes", "nodes"),
-    ProgramKey("lora_r", int, "rank of the adapters", "training.lora.rank"),
-    ProgramKey("lora_alpha", float, "scale of the adapters, over the rank", "training.lora.alpha"),
-    ProgramKey("lora_dropout", float, "dropout before an adapter", "training.lora.dropout"),
     *(
         ProgramKey(key, bool, f"whether {' and '.join(names)} are adapted", "training.lora.targets")
         for key, names in TARGETS.items()
@@ -40,15 +39,14 @@ _READ = (
         "train.micro_batch_size", int, "sequences of a micro-batch", "training.micro_batch_size",
         is_plain=True, tuned=(), source=RELEASE + ", args.py",
     ),
-    ProgramKey(
-        "train.global_batch_size", int, "sequences of a step of all ranks",
-        "training.global_batch_size",
+    *declare(
+        ("train.global_batch_size", int, "sequences of a step of all ranks", "training.global_batch_size"),
+        ("train.max_seq_length", int, "tokens of a sequence", "training.sequence_length"),
+        ("train.max_norm", float, "norm that gradients are clipped to", "training.gradient_clipping"),
+        ("optimizer", (str, dict), "the optimizer", "training.optimizer"),
+        ("optimizer.class_path", str, "the optimizer", "training.optimizer"),
+        ("train.epochs", float, "passes over a data set whose size is said", "cost.epochs"),
     ),
-    ProgramKey("train.max_seq_length", int, "tokens of a sequence", "training.sequence_length"),
-    ProgramKey("train.max_norm", float, "norm that gradients are clipped to", "training.gradient_clipping"),
-    ProgramKey("optimizer", (str, dict), "the optimizer", "training.optimizer"),
-    ProgramKey("optimizer.class_path", str, "the optimizer", "training.optimizer"),
-    ProgramKey("train.epochs", float, "passes over a data set whose size is said", "cost.epochs"),
     ProgramKey("model_config", dict, "another model's shapes", treatment="refused"),
     ProgramKey("train.tie_embeddings", bool, "an embedding that is the head as well", treatment="noted"),
     ProgramKey("adapter_prompt_length", int, "LLaMA-Adapter", treatment="refused"),
@@ -57,12 +55,8 @@ KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _READ}
 SILENT = silent_keys(
     """
     out_dir resume logger_name seed access_token tokenizer_dir initial_checkpoint_dir data
-    train.save_interval train.log_interval train.lr_warmup_steps train.lr_warmup_fraction
-    train.max_tokens train.max_steps train.max_time train.min_lr
-    """,
-    "data.",
-    "eval.",
-    "log.",
-    "optimizer.init_args.",
+    train.save_interval train.log_interval train.lr_warmup_steps train.lr_warmup_fraction train.max_tokens
+    train.max_steps train.max_time train.min_lr data.* eval.* log.* optimizer.init_args.*
+    """
 )
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())

@@ -8,7 +8,7 @@ from zsim.programs.huggingface.adapters import AdapterKeys
 from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, CLIPPING, SILENT_ARGUMENTS
 from zsim.programs.trainer.keys import CONFIG_MAPPINGS as TRAINER_MAPPINGS
 from zsim.specs.formats.file_values import silent_keys
-from zsim.specs.formats.program_key import ProgramKey
+from zsim.specs.formats.program_key import ProgramKey, declare, index_keys
 
 RELEASE = "LLaMA-Factory 0.9.6"
 ADAPTERS = AdapterKeys(
@@ -16,55 +16,44 @@ ADAPTERS = AdapterKeys(
 )
 
 _READ = (
-    ProgramKey("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
-    ProgramKey("stage", str, "pt, sft, dpo or kto; others are refused by name", "training.reference"),
-    ProgramKey(
-        "pref_loss", str, "the loss of stage dpo; orpo and simpo have no reference", "training.reference"
+    *declare(
+        ("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
+        ("stage", str, "pt, sft, dpo or kto; others are refused by name", "training.reference"),
+        ("pref_loss", str, "the loss of stage dpo; orpo and simpo have no reference", "training.reference"),
+        ("ref_model", str, "another model as the reference, which is refused"),
+        ("finetuning_type", str, "lora (where it is left out) or full"),
+        ("cutoff_len", int, "tokens of a sequence", "training.sequence_length"),
+        ("packing", bool, "whether documents fill sequences", "training.lengths"),
+        ("neat_packing", bool, "the same, with attention by document", "training.lengths"),
+        ("lora_rank", int, "rank of the adapters", "training.lora.rank"),
+        ("lora_alpha", float, "scale of the adapters, over the rank", "training.lora.alpha"),
+        ("lora_dropout", float, "dropout before an adapter", "training.lora.dropout"),
+        ("lora_target", (str, list), "modules that are adapted, all where left out", "training.lora.targets"),
+        ("additional_target", (str, list), "modules that are trained whole", "training.lora.modules_to_save"),
+        ("quantization_bit", int, "4 or 8: bits of frozen products", "training.lora.quantized"),
+        ("quantization_method", str, "whose; bitsandbytes' is read"),
+        ("quantization_type", str, "the type of the 4 bits, of which all have the same bytes"),
+        ("double_quantization", bool, "whether their scales are quantised too",
+         "training.lora.double_quantization"),
+        ("pure_bf16", bool, "whether everything is in bf16, without autocast", "training.stored_dtype"),
+        ("disable_gradient_checkpointing", bool, "backward does not compute every block again",
+         "training.activation_checkpointing"),
+        ("use_reentrant_gc", bool, "whether a second output of a block is held",
+         "training.checkpoint_is_reentrant"),
+        ("use_unsloth_gc", bool, "whether checkpoints are kept on the host", "training.checkpoint_offload"),
+        ("flash_attn", str, "the kernels of attention", "training.attention"),
+        ("enable_liger_kernel", bool, "whether Liger's kernels are used", "training.liger"),
+        ("freeze_vision_tower", bool, "whether a multimodal model's tower is not trained, as by default",
+         "training.frozen"),
+        ("freeze_multi_modal_projector", bool, "the same of its projector, as by default", "training.frozen"),
+        ("ray_num_workers", int, "GPUs that Ray launches it on", "gpus"),
+        ("do_train", bool, "whether the file is of a training at all"),
     ),
-    ProgramKey("ref_model", str, "another model as the reference, which is refused"),
-    ProgramKey("finetuning_type", str, "lora (where it is left out) or full"),
-    ProgramKey("cutoff_len", int, "tokens of a sequence", "training.sequence_length"),
-    ProgramKey("packing", bool, "whether documents fill sequences", "training.lengths"),
-    ProgramKey("neat_packing", bool, "the same, with attention by document", "training.lengths"),
-    ProgramKey("lora_rank", int, "rank of the adapters", "training.lora.rank"),
-    ProgramKey("lora_alpha", float, "scale of the adapters, over the rank", "training.lora.alpha"),
-    ProgramKey("lora_dropout", float, "dropout before an adapter", "training.lora.dropout"),
-    ProgramKey(
-        "lora_target", (str, list), "modules that are adapted, all where left out", "training.lora.targets"
-    ),
-    ProgramKey(
-        "additional_target", (str, list), "modules that are trained whole",
-        "training.lora.modules_to_save",
-    ),
-    ProgramKey("quantization_bit", int, "4 or 8: bits of frozen products", "training.lora.quantized"),
-    ProgramKey("quantization_method", str, "whose; bitsandbytes' is read"),
-    ProgramKey("quantization_type", str, "the type of the 4 bits, of which all have the same bytes"),
-    ProgramKey(
-        "double_quantization", bool, "whether their scales are quantised too",
-        "training.lora.double_quantization",
-    ),
-    ProgramKey("pure_bf16", bool, "whether everything is in bf16, without autocast", "training.stored_dtype"),
-    ProgramKey(
-        "disable_gradient_checkpointing", bool, "backward does not compute every block again",
-        "training.activation_checkpointing",
-    ),
-    ProgramKey(
-        "use_reentrant_gc", bool, "whether a second output of a block is held",
-        "training.checkpoint_is_reentrant",
-    ),
-    ProgramKey(
-        "use_unsloth_gc", bool, "whether checkpoints are kept on the host", "training.checkpoint_offload",
-    ),
-    ProgramKey("flash_attn", str, "the kernels of attention", "training.attention"),
-    ProgramKey("enable_liger_kernel", bool, "whether Liger's kernels are used", "training.liger"),
-    ProgramKey(
-        "freeze_vision_tower", bool, "whether a multimodal model's tower is not trained, as by default",
-        "training.frozen",
-    ),
-    ProgramKey(
-        "freeze_multi_modal_projector", bool, "the same of its projector, as by default", "training.frozen"
-    ),
-    ProgramKey("do_train", bool, "whether the file is of a training at all"),
+)  # fmt: skip
+_MEGATRON = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+    "context_parallel_size", "use_distributed_optimizer", "sequence_parallel",
+    "virtual_pipeline_model_parallel_size",
 )  # fmt: skip
 _REFUSED = (
     ("use_galore", "GaLore, which projects gradients onto bases that an SVD renews"),
@@ -83,12 +72,9 @@ _REFUSED = (
     ("shift_attn", "shifted sparse attention"),
     ("fp8", 'products in fp8 of LLaMA-Factory; expected training.precision = "fp8"'),
     ("freeze_language_model", "a language model that is not trained"),
+    ("use_asft_loss", "ASFT, which asks a reference model"),
+    *((name, 'Megatron-Core under LLaMA-Factory; expected strategy "megatron"') for name in _MEGATRON),
 )
-_MEGATRON = (
-    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
-    "context_parallel_size", "use_distributed_optimizer", "sequence_parallel",
-    "virtual_pipeline_model_parallel_size",
-)  # fmt: skip
 _NOTED = (
     ("upcast_layernorm", "norms in fp32"),
     ("upcast_lmhead_output", "logits in fp32"),
@@ -106,52 +92,22 @@ _NOTED = (
 )
 KEYS: Mapping[str, ProgramKey] = {
     **ARGUMENT_KEYS,
-    **{
-        key.key: key
-        for key in (
-            *_READ,
-            *(ProgramKey(name, (bool, str), meaning, treatment="refused") for name, meaning in _REFUSED),
-            *(
-                ProgramKey(
-                    name, (bool, int), "Megatron-Core under LLaMA-Factory; expected strategy \"megatron\"",
-                    treatment="refused",
-                )
-                for name in _MEGATRON
-            ),
-            ProgramKey("use_asft_loss", bool, "ASFT, which asks a reference model", treatment="refused"),
-            *(ProgramKey(name, (bool, str, dict), meaning, treatment="noted") for name, meaning in _NOTED),
-        )
-    },
-}  # fmt: skip
+    **index_keys(*_READ, refused=_REFUSED, noted=_NOTED),
+}
 SILENT = SILENT_ARGUMENTS | silent_keys(
     """
-    dataset eval_dataset template template_dir media_dir train_on_prompt mask_history streaming
-    buffer_size mix_strategy interleave_probs overwrite_cache preprocessing_batch_size
-    preprocessing_num_workers max_samples val_size ignore_pad_token_for_loss tool_format
-    default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system
-    adapter_name_or_path adapter_folder create_new_adapter use_rslora loraplus_lr_ratio
-    loraplus_lr_embedding pissa_iter pissa_convert new_special_tokens_config init_special_tokens
-    split_special_tokens use_fast_tokenizer offload_folder use_kv_cache infer_dtype
-    print_param_status plot_loss disable_shuffling early_stopping_steps use_swanlab
-    asft_alpha eaft_alpha rope_scaling
-    quantization_device_map packing_mode kt_config use_audio_in_video crop_to_patches
-    image_do_pan_and_scan pref_beta pref_ftx pref_bco_weight simpo_gamma
-    """,
-    "swanlab_",
-    "galore_",
-    "apollo_",
-    "badam_",
-    "image_",
-    "video_",
-    "audio_",
-    "export_",
-    "hf_hub_",
-    "ms_hub_",
-    "om_hub_",
-    "ray_",
-    "ppo_",
-    "freeze_trainable",
-    "freeze_extra",
+    dataset eval_dataset template template_dir media_dir train_on_prompt mask_history streaming buffer_size
+    mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers
+    max_samples val_size ignore_pad_token_for_loss tool_format default_system enable_thinking
+    preserve_thinking tokenized_path data_shared_file_system adapter_name_or_path adapter_folder
+    create_new_adapter use_rslora loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert
+    new_special_tokens_config init_special_tokens split_special_tokens use_fast_tokenizer offload_folder
+    use_kv_cache infer_dtype print_param_status plot_loss disable_shuffling early_stopping_steps use_swanlab
+    asft_alpha eaft_alpha rope_scaling quantization_device_map packing_mode kt_config use_audio_in_video
+    crop_to_patches image_do_pan_and_scan pref_beta pref_ftx pref_bco_weight simpo_gamma swanlab_* galore_*
+    apollo_* badam_* image_* video_* audio_* export_* hf_hub_* ms_hub_* om_hub_* ray_* ppo_*
+    freeze_trainable* freeze_extra*
+    """
 )
 CONFIG_MAPPINGS = TRAINER_MAPPINGS
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, ValuesProgram
 
 _MARKS = (
     "finetuning_type", "cutoff_len", "lora_target", "pref_loss", "quantization_bit", "neat_packing",
@@ -16,7 +15,7 @@ _ENGINE_MARKS = ("dist_config", "peft_config", "kernel_config", "model_class")  
 _STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 
 
-class LlamaFactory(TrainingProgram):
+class LlamaFactory(ValuesProgram):
     name = "llama-factory"
     title = "LLaMA-Factory"
     kinds = ("deepspeed", "fsdp1", "fsdp2", "ddp")
@@ -41,11 +40,6 @@ class LlamaFactory(TrainingProgram):
         has_template = isinstance(data.get("template"), str) and "model_name_or_path" in data
         is_engine = isinstance(data.get("model"), str) and any(mark in data for mark in _ENGINE_MARKS)
         return is_engine or has_stage or has_template or any(mark in data for mark in _MARKS)
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.llama_factory.read import read_llama_factory
-
-        return read_llama_factory(source.text)
 
 
 PROGRAM = LlamaFactory()

@@ -36,7 +36,6 @@ from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.llama_factory.engine import read_engine
 from zsim.programs.llama_factory.keys import ADAPTERS, ENGINE_MARKS, KEYS, RELEASE, SILENT
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -50,14 +49,6 @@ _TYPES = {
 }
 _CUTOFF = 2048
 _NOT_TRAINING = ("do_predict", "do_eval", "export_dir", "infer_backend")
-
-
-def read_llama_factory(path: str) -> TrainingFile:
-    """The settings in LLaMA-Factory's file.
-
-    Raises InputError for what LLaMA-Factory refuses, NotSimulatedError for what zsim does not simulate.
-    """
-    return read_file(path, read_values)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
@@ -100,6 +91,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     )
     if values.get("stage") in ("dpo", "kto"):
         _read_preferences(values, is_full=is_full)
+    if workers := values.count("ray_num_workers"):
+        file.settings["gpus"] = workers
     write_release(values)
     values.finish(RELEASE)
     return file

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 _FOUNDRY = "llm-foundry 8c8dd48f, llmfoundry/utils/config_utils.py"
 _COMPOSER = "composer 0.32.1, composer/utils/parallelism.py: FSDPConfig"
@@ -51,12 +52,11 @@ _KEYS = (
         is_plain=True, values={word: word for word in SHARDING}, default="FULL_SHARD", tuned=(),
         source=_COMPOSER,
     ),
-    ProgramKey("fsdp_config.mixed_precision", str, "the types that are gathered and reduced"),
-    ProgramKey(
-        "fsdp_config.mixed_precision.param_dtype", str, "the type that is gathered", "strategy.param_dtype"
-    ),
-    ProgramKey(
-        "fsdp_config.mixed_precision.reduce_dtype", str, "the type that is reduced", "strategy.reduce_dtype"
+    *declare(
+        ("fsdp_config.mixed_precision", str, "the types that are gathered and reduced"),
+        ("fsdp_config.mixed_precision.param_dtype", str, "the type that is gathered", "strategy.param_dtype"),
+        ("fsdp_config.mixed_precision.reduce_dtype", str, "the type that is reduced", "strategy.reduce_dtype",
+         ),
     ),
     ProgramKey(
         "fsdp_config.activation_checkpointing", bool, "whether backward computes every block again",
@@ -90,21 +90,18 @@ _KEYS = (
 KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Sections and keys without effect on a step.
-IDLE = (
-    "variables", "tokenizer", "train_loader", "eval_loader", "eval_loaders", "scheduler", "optimizer",
-    "max_duration", "eval_interval", "eval_first", "eval_subset_num_batches", "seed", "run_name", "callbacks",
-    "loggers", "progress_bar", "log_to_console", "console_log_interval", "python_log_level", "log_config",
-    "icl_tasks", "icl_subset_num_batches", "icl_seq_len", "eval_gauntlet", "device_eval_batch_size",
-    "metadata", "dist_timeout", "autoresume", "profiler", "code_paths", "data_local", "data_remote",
-    "global_seed", "spin_dataloaders", "train_subset_num_batches", "cuda_load_lazy", "flatten_metadata",
-    "fsdp_config.state_dict_type", "fsdp_config.verbose", "fsdp_config.sync_module_states",
-    "fsdp_config.use_orig_params", "fsdp_config.load_planner", "fsdp_config.save_planner",
-    "fsdp_config.mixed_precision.buffer_dtype",
-    "model.init_device", "model.pretrained", "model.use_auth_token", "model.trust_remote_code",
-    "only_hf_checkpoint", "only_composer_checkpoint", "accumulate_train_batch_on_tokens",
-    *(f"save_{word}" for word in (
-        "folder", "latest_filename", "overwrite", "weights_only", "filename", "interval",
-        "num_checkpoints_to_keep", "ignore_keys",
-    )),
-    *(f"load_{word}" for word in ("path", "weights_only", "strict_model_weights", "ignore_keys")),
-)  # fmt: skip
+IDLE = silent_keys(
+    """
+    variables tokenizer train_loader eval_loader eval_loaders scheduler optimizer max_duration eval_interval
+    eval_first eval_subset_num_batches seed run_name callbacks loggers progress_bar log_to_console
+    console_log_interval python_log_level log_config icl_tasks icl_subset_num_batches icl_seq_len
+    eval_gauntlet device_eval_batch_size metadata dist_timeout autoresume profiler code_paths data_local
+    data_remote global_seed spin_dataloaders train_subset_num_batches cuda_load_lazy flatten_metadata
+    fsdp_config.state_dict_type fsdp_config.verbose fsdp_config.sync_module_states fsdp_config.use_orig_params
+    fsdp_config.load_planner fsdp_config.save_planner fsdp_config.mixed_precision.buffer_dtype
+    model.init_device model.pretrained model.use_auth_token model.trust_remote_code only_hf_checkpoint
+    only_composer_checkpoint accumulate_train_batch_on_tokens save_folder save_latest_filename save_overwrite
+    save_weights_only save_filename save_interval save_num_checkpoints_to_keep save_ignore_keys load_path
+    load_weights_only load_strict_model_weights load_ignore_keys
+    """
+)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, ValuesProgram
 
 _MARKS = (
     "tuner_type",
@@ -22,7 +21,7 @@ _TRAINING_MARKS = (
 )  # fmt: skip
 
 
-class MsSwift(TrainingProgram):
+class MsSwift(ValuesProgram):
     name = "ms-swift"
     title = "ms-swift"
     kinds = ("deepspeed", "fsdp1", "fsdp2", "ddp")
@@ -45,11 +44,6 @@ class MsSwift(TrainingProgram):
             return False
         is_named = isinstance(data.get("model"), str) and any(mark in data for mark in _TRAINING_MARKS)
         return is_named or any(mark in data for mark in _MARKS)
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.ms_swift.read import read_ms_swift
-
-        return read_ms_swift(source.text)
 
 
 PROGRAM = MsSwift()

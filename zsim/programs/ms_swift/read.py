@@ -8,6 +8,7 @@ of them are trained, and `bf16` or `fp16` follows it (base_args/model_args.py `_
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, MEGATRON_MARKS, RELEASE, SILENT, TUNER_KEYS
 from zsim.programs.ms_swift.megatron import read_megatron
 from zsim.programs.ms_swift.rollout import read_rollout
-from zsim.specs.formats.config_file import load_file, read_file
+from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.training_file import TrainingFile
@@ -91,14 +92,6 @@ FSDP_FILES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def read_ms_swift(path: str) -> TrainingFile:
-    """The settings in ms-swift's file.
-
-    Raises InputError for impossible values, NotSimulatedError for what zsim does not simulate.
-    """
-    return read_file(path, read_values)
-
-
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in ms-swift's values by key, of a file or a command line called `name`."""
     if any(data.get(mark) is not None for mark in MEGATRON_MARKS):
@@ -145,6 +138,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     else:
         _read_preferences(values, is_full=is_full)
     _read_task(values, is_full=is_full)
+    _read_machines(values)
     write_release(values)
     values.finish(RELEASE)
     return file
@@ -166,6 +160,28 @@ def _expand_sharding(name: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         raise InputError(f"{name}: fsdp: {words}: expected keys and values")
     keys = ("fsdp", "fsdp_config")
     return {**data, "fsdp": "full_shard auto_wrap", **{key: content[key] for key in keys if key in content}}
+
+
+def _read_machines(values: FileValues) -> None:
+    """Read the GPUs that Ray gives to training (ray_utils/resource_manager.py): a number, ranks, or the
+    `list(range(0, 4))` that ms-swift evaluates.
+    """
+    groups = values.table("device_groups")
+    if not values.flag("use_ray"):
+        return
+    for group in groups.values():
+        if not isinstance(group, Mapping) or "default" not in (group.get("workers") or ()):
+            continue
+        ranks = group.get("ranks")
+        span = re.fullmatch(r"\s*list\(range\(\s*(?:(\d+)\s*,)?\s*(\d+)\s*\)\)\s*|(\d+)", str(ranks))
+        count = len(ranks) if isinstance(ranks, list) else 0
+        if span:
+            count = int(span[2] or span[3]) - int(span[1] or 0)
+        if count < 1:
+            raise values.error("device_groups", "ranks that are a number, a list or list(range(0, 4))")
+        per_node = groups.get("nproc_per_node")
+        nodes = -(-count // per_node) if isinstance(per_node, int) and per_node > 0 else 1
+        values.file.settings |= {"nodes": nodes, "gpus": count}
 
 
 def _read_task(values: FileValues, *, is_full: bool) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 _NANOTRON = "nanotron 2411b022, src/nanotron/config/"
 _CONFIG = _NANOTRON + "config.py"
@@ -15,13 +16,11 @@ _KEYS = (
     ProgramKey(
         "tokens.sequence_length", int, "tokens of a sequence", "training.sequence_length", is_plain=True,
     ),
-    ProgramKey(
-        "tokens.micro_batch_size", int, "sequences of a micro-batch", "training.micro_batch_size",
+    *declare(
+        ("tokens.micro_batch_size", int, "sequences of a micro-batch", "training.micro_batch_size"),
+        ("tokens.batch_accumulation_per_replica", int, "micro-batches of a step",
+         "training.gradient_accumulation_steps"),
         is_plain=True, tuned=(), source=_CONFIG,
-    ),
-    ProgramKey(
-        "tokens.batch_accumulation_per_replica", int, "micro-batches of a step",
-        "training.gradient_accumulation_steps", is_plain=True, tuned=(), source=_CONFIG,
     ),
     ProgramKey(
         "model.dtype", str, "the type of parameters and products", "training.precision", is_plain=True,
@@ -34,13 +33,10 @@ _KEYS = (
     ),
     ProgramKey("model.ddp_bucket_cap_mb", int, "MiB of gradients in a bucket of DDP"),
     ProgramKey("parallelism.dp", int, "ranks with data of their own"),
-    ProgramKey(
-        "parallelism.tp", int, "ranks that share a layer's products", "parallelism.tensor", is_plain=True,
-        tuned=(), source=_DEGREES,
-    ),
-    ProgramKey(
-        "parallelism.pp", int, "ranks of a pipeline", "parallelism.pipeline", is_plain=True, tuned=(),
-        source=_DEGREES,
+    *declare(
+        ("parallelism.tp", int, "ranks that share a layer's products", "parallelism.tensor"),
+        ("parallelism.pp", int, "ranks of a pipeline", "parallelism.pipeline"),
+        is_plain=True, tuned=(), source=_DEGREES,
     ),
     ProgramKey("parallelism.context_parallel_size", int, "ranks that share a sequence"),
     ProgramKey("parallelism.expert_parallel_size", int, "ranks that share the experts"),
@@ -48,13 +44,12 @@ _KEYS = (
         "parallelism.pp_engine", str, "the order of forwards and backwards", "parallelism.schedule",
         values={"1f1b": "1f1b", "afab": "gpipe"}, tuned=(), source=_DEGREES,
     ),
-    ProgramKey(
-        "parallelism.tp_mode", str, "whether norms and residuals have a part of the sequence",
-        "parallelism.sequence_parallel", tuned=(), source=_DEGREES,
-    ),
-    ProgramKey(
-        "parallelism.tp_linear_async_communication", bool, "products and their collectives overlap",
-        "parallelism.async_tensor", tuned=(), source=_DEGREES,
+    *declare(
+        ("parallelism.tp_mode", str, "whether norms and residuals have a part of the sequence",
+         "parallelism.sequence_parallel"),
+        ("parallelism.tp_linear_async_communication", bool, "products and their collectives overlap",
+         "parallelism.async_tensor"),
+        tuned=(), source=_DEGREES,
     ),
     ProgramKey(
         "parallelism.tp_recompute_allgather", bool, "whether backward gathers a product's input again",
@@ -86,9 +81,11 @@ _KEYS = (
 KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Sections and keys without effect on a step.
-IDLE = (
-    "checkpoints", "data_stages", "general", "lighteval", "logging", "metrics_logging", "profiler",
-    "s3_upload", "tokenizer", "tokens.train_steps", "tokens.val_check_interval", "tokens.limit_val_batches",
-    "tokens.limit_test_batches", "model.init_method", "optimizer.learning_rate_scheduler",
-    "optimizer.weight_decay", "optimizer.weight_decay_exclude_named_params", "optimizer.optimizer_factory",
-)  # fmt: skip
+IDLE = silent_keys(
+    """
+    checkpoints data_stages general lighteval logging metrics_logging profiler s3_upload tokenizer
+    tokens.train_steps tokens.val_check_interval tokens.limit_val_batches tokens.limit_test_batches
+    model.init_method optimizer.learning_rate_scheduler optimizer.weight_decay
+    optimizer.weight_decay_exclude_named_params optimizer.optimizer_factory
+    """
+)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 _NEMO_RL = "NeMo-RL 7ea279ab, "
 _POLICY, _PARALLELIZE = _NEMO_RL + "models/policy/__init__.py", _NEMO_RL + "models/dtensor/parallelize.py"
@@ -41,43 +42,49 @@ _KEYS = (
         for name in ("dynamic_batching", "sequence_packing")
         for phase, prefix in (("train", ""), ("logprob", "logprob_"))
     ),
-    ProgramKey(
-        "policy.logprob_batch_size", int, "responses of a micro-batch of passes without backward",
-        "rl.logprob_micro_batch_size",
+    *declare(
+        ("policy.logprob_batch_size", int, "responses of a micro-batch of passes without backward",
+         "rl.logprob_micro_batch_size"),
+        (f"{GENERATION}.colocated.enabled", bool, "generation on the same GPUs", "rl.placement"),
+        (f"{GENERATION}.colocated.resources.num_nodes", int, "nodes of generation alone", "rl.rollout.gpus"),
+        (f"{GENERATION}.colocated.resources.gpus_per_node", int, "GPUs of generation alone"),
+        (f"{GENERATION}.backend", str, "the engine", "rl.rollout.engine"),
+        (f"{GENERATION}.max_new_tokens", int, "the cap of a response", "rl.lengths.max_response"),
+        (f"{VLLM}.tensor_parallel_size", int, "ranks of a replica", "rl.rollout.tensor"),
+        (f"{VLLM}.pipeline_parallel_size", int, "stages of a replica"),
+        (f"{VLLM}.expert_parallel_size", int, "ranks that share experts", "rl.rollout.expert"),
+        (f"{VLLM}.gpu_memory_utilization", float, "part of the memory that the engine takes",
+         "rl.rollout.gpu_memory_utilization"),
+        (f"{VLLM}.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
+        (f"{VLLM}.precision", str, "type of the engine's weights", "rl.rollout.precision"),
+        (f"{VLLM}.kv_cache_dtype", str, "type of keys and values", "rl.rollout.kv_dtype"),
+        (f"{GENERATION}.vllm_kwargs.max_num_seqs", int, "sequences that run at once",
+         "rl.rollout.max_num_seqs"),
     ),
-    ProgramKey(f"{GENERATION}.colocated.enabled", bool, "generation on the same GPUs", "rl.placement"),
-    ProgramKey(
-        f"{GENERATION}.colocated.resources.num_nodes", int, "nodes of generation alone", "rl.rollout.gpus",
+    *(
+        ProgramKey(f"{loop}.{key}", kind, meaning, setting)
+        for loop in ("grpo", "ppo")
+        for key, kind, meaning, setting in (
+            ("num_prompts_per_step", int, "prompts of a step", "rl.prompts_per_step"),
+            ("num_generations_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
+            ("use_dynamic_sampling", bool, "prompts without variance are drawn again", ""),
+            (f"async_{loop}.enabled", bool, "generation beside training", "rl.placement"),
+            (
+                f"async_{loop}.max_trajectory_age_steps", int, "steps that a response may be old",
+                "rl.max_staleness",
+            ),
+            (
+                f"async_{loop}.in_flight_weight_updates", bool, "responses go on over updates",
+                "rl.partial_rollout",
+            ),
+        )
     ),
-    ProgramKey(f"{GENERATION}.colocated.resources.gpus_per_node", int, "GPUs of generation alone"),
-    ProgramKey(f"{GENERATION}.backend", str, "the engine", "rl.rollout.engine"),
-    ProgramKey(f"{GENERATION}.max_new_tokens", int, "the cap of a response", "rl.lengths.max_response"),
-    ProgramKey(f"{VLLM}.tensor_parallel_size", int, "ranks of a replica", "rl.rollout.tensor"),
-    ProgramKey(f"{VLLM}.pipeline_parallel_size", int, "stages of a replica"),
-    ProgramKey(f"{VLLM}.expert_parallel_size", int, "ranks that share experts", "rl.rollout.expert"),
-    ProgramKey(
-        f"{VLLM}.gpu_memory_utilization", float, "part of the memory that the engine takes",
-        "rl.rollout.gpu_memory_utilization",
-    ),
-    ProgramKey(f"{VLLM}.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
-    ProgramKey(f"{VLLM}.precision", str, "type of the engine's weights", "rl.rollout.precision"),
-    ProgramKey(f"{VLLM}.kv_cache_dtype", str, "type of keys and values", "rl.rollout.kv_dtype"),
-    ProgramKey(
-        f"{GENERATION}.vllm_kwargs.max_num_seqs", int, "sequences that run at once",
-        "rl.rollout.max_num_seqs",
-    ),
-    ProgramKey("grpo.num_prompts_per_step", int, "prompts of a step", "rl.prompts_per_step"),
-    ProgramKey("grpo.num_generations_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
-    ProgramKey("grpo.use_dynamic_sampling", bool, "prompts without variance are drawn again"),
-    ProgramKey("grpo.async_grpo.enabled", bool, "generation beside training", "rl.placement"),
-    ProgramKey(
-        "grpo.async_grpo.max_trajectory_age_steps", int, "steps that a response may be old",
-        "rl.max_staleness",
-    ),
-    ProgramKey(
-        "grpo.async_grpo.in_flight_weight_updates", bool, "responses go on over updates",
-        "rl.partial_rollout",
-    ),
+    ProgramKey("ppo.ppo_epochs", int, "times that a rollout is trained on", "rl.epochs"),
+    ProgramKey("ppo.skip_reference_policy_logprobs_calculation", bool, "no reference", "rl.reference"),
+    ProgramKey("value.model_name", str, "the critic", "rl.critic.model"),
+    ProgramKey("policy.draft.enabled", bool, "a draft model beside, which is left out"),
+    ProgramKey("policy.hf_config_overrides", dict, "changes of config.json, which are left out"),
+    ProgramKey("policy.quant_cfg", (str, dict), "quantisation-aware training, which is refused"),
     ProgramKey(
         "loss_fn.reference_policy_kl_penalty", (int, float), "a reference model unless 0", "rl.reference",
     ),
@@ -91,12 +98,9 @@ _KEYS = (
         f"{DTENSOR}.activation_checkpointing", bool, "backward computes again",
         "training.activation_checkpointing",
     ),
-    ProgramKey(
-        f"{DTENSOR}.tensor_parallel_size", int, "ranks that share a layer's products", "parallelism.tensor",
-        tuned=(), source=_PARALLELIZE,
-    ),
-    ProgramKey(
-        f"{DTENSOR}.context_parallel_size", int, "ranks that share a sequence", "parallelism.context",
+    *declare(
+        (f"{DTENSOR}.tensor_parallel_size", int, "ranks that share a layer's products", "parallelism.tensor"),
+        (f"{DTENSOR}.context_parallel_size", int, "ranks that share a sequence", "parallelism.context"),
         tuned=(), source=_PARALLELIZE,
     ),
     ProgramKey(f"{DTENSOR}.sequence_parallel", bool, "norms and residuals have a part of the sequence"),
@@ -117,14 +121,13 @@ _KEYS = (
 KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Other phases, and keys without effect on an update.
-IDLE = (
-    "grpo", "loss_fn", "checkpointing", "data", "env", "logger", "sft", "dpo", "rm", "distillation",
-    "teacher", "ppo", "value", "value_loss_fn",
-    "reward_penalties", "data_plane", "cluster", "policy.tokenizer", "policy.generation",
-    "policy.logprob_chunk_size", "policy.generation_batch_size", "policy.scheduler", "policy.optimizer",
-    "policy.dynamic_batching", "policy.sequence_packing", "policy.make_sequence_length_divisible_by",
-    "policy.refit_buffer_size_gb", "policy.offload_optimizer_for_logprob", "policy.draft",
-    "policy.hf_config_overrides",
-    f"{DTENSOR}._v2", f"{DTENSOR}.env_vars", f"{DTENSOR}.lora_cfg", f"{DTENSOR}.automodel_kwargs",
-    "policy.fp8_cfg",
-)  # fmt: skip
+IDLE = silent_keys(
+    """
+    grpo loss_fn checkpointing data env logger sft dpo rm distillation teacher ppo value value_loss_fn
+    reward_penalties data_plane cluster policy.tokenizer policy.generation policy.logprob_chunk_size
+    policy.generation_batch_size policy.scheduler policy.optimizer policy.dynamic_batching
+    policy.sequence_packing policy.make_sequence_length_divisible_by policy.refit_buffer_size_gb
+    policy.offload_optimizer_for_logprob policy.draft policy.reward_model_cfg policy.dtensor_cfg._v2
+    policy.dtensor_cfg.env_vars policy.dtensor_cfg.lora_cfg policy.dtensor_cfg.automodel_kwargs policy.fp8_cfg
+    """
+)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
+from zsim.programs.environment import read_environment
+from zsim.programs.huggingface.job import read_preferences, read_rewards
 from zsim.programs.megatron_lm.recipe import pattern_of_modules, read_fields, recipe_adapters
 from zsim.programs.nemo_rl.keys import DTENSOR, GENERATION, IDLE, KEYS, MEGATRON, VLLM
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
@@ -19,15 +21,15 @@ from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.hub_names import locate_model, missing_model
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
 
 _MAX_FILES = 20
-# Sections of what trains on pairs, or with passes of another model (nemo_rl/algorithms).
-_OTHER_TRAININGS = {
-    "dpo": "preference training, on pairs and with a reference",
-    "rm": "reward models, which train on pairs",
-    "distillation": "distillation, with passes of a teacher",
-}
+_ROLLOUTS = ("grpo", "ppo")
+_KERNELS = ("attn", "linear", "rms_norm", "experts", "rope_fusion")
+_PAIRS = ("dpo", "rm")  # sections of what trains on pairs (nemo_rl/algorithms)
+# Of `hf_config_overrides`, what changes neither the shape of the model nor its kernels.
+_POSITIONS = ("max_position_embeddings", "rope_scaling", "rope_theta", "rope_parameters")
 _UPDATE = "of the policy, over sequences of the longest length"
 _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
 _ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
@@ -59,11 +61,12 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the policy in NeMo-RL's values by key, of a file called `name` or one with changes."""
     file = TrainingFile(name, program="nemo-rl")
     keys = FileValues.nested(file, resolve_references(_extended(Path(name), data)), KEYS, IDLE)
-    for section, feature in _OTHER_TRAININGS.items():
-        if keys.has(section):
-            raise NotSimulatedError(
-                f"{file.name}: {section}: zsim does not simulate {feature} of NeMo-RL yet"
-            )
+    for key, feature in (
+        ("distillation", "distillation, with passes of a teacher"),
+        ("policy.quant_cfg", "quantisation-aware training (ModelOpt)"),
+    ):
+        if keys.has(key):
+            raise NotSimulatedError(f"{file.name}: {key}: zsim does not simulate {feature} of NeMo-RL yet")
     _read_machines(keys)
     keys.read_model("policy.model_name")
     keys.read("policy.train_micro_batch_size", "policy.max_total_sequence_length")
@@ -81,7 +84,10 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     packs = [
         name for name in ("dynamic_batching", "sequence_packing") if keys.get(f"policy.{name}.enabled", False)
     ]
-    if keys.has("grpo"):
+    _note_left_out(keys)
+    if keys.has(*_PAIRS):
+        _read_pairs(keys)
+    elif keys.has(*_ROLLOUTS):
         _read_rollout(keys, packs)
     elif file.rollout_gpus:
         _leave_rollout(keys, "a step without grpo")
@@ -148,26 +154,70 @@ def _read_machines(keys: FileValues) -> None:
     keys.file.settings |= {"nodes": nodes, "gpus": gpus}
 
 
+def _note_left_out(keys: FileValues) -> None:
+    """Name what changes the policy or its kernels, and take the variables of the workers' environment."""
+    if keys.get("policy.draft.enabled", False):
+        keys.file.note("policy.draft: the draft model that is trained beside the policy is left out")
+    overrides = {name.partition(".")[0] for name in keys.table("policy.hf_config_overrides")}
+    if others := sorted(overrides - {*_POSITIONS}):
+        keys.file.note(
+            f"policy.hf_config_overrides: left out: {', '.join(others)}; --set model.KEY says them"
+        )
+    is_megatron = keys.get(f"{MEGATRON}.enabled", False)
+    backend = {} if is_megatron else keys.table(f"{DTENSOR}.automodel_kwargs.backend")
+    if kernels := [f"{name} {backend[name]}" for name in _KERNELS if name in backend]:
+        keys.file.note(
+            f"{DTENSOR}.automodel_kwargs.backend: simulated with torch's kernels: {', '.join(kernels)}"
+        )
+    variables = keys.table(f"{MEGATRON if is_megatron else DTENSOR}.env_vars")
+    read_environment(keys.file, {name: str(value) for name, value in variables.items()})
+
+
+def _read_pairs(keys: FileValues) -> None:
+    """Turn the update into one of DPO or of a reward model, whose batches count pairs (algorithms/dpo.py,
+    rm.py).
+    """
+    file, has_adapters = keys.file, any(key.startswith("training.lora.") for key in keys.file.settings)
+    if file.global_batch_size is not None:
+        file.global_batch_size *= 2
+    if keys.has("rm"):
+        read_rewards(keys, has_adapters=has_adapters)
+        return
+    read_preferences(keys, "DPO", reference="base" if has_adapters else "copy")
+    file.note(
+        "NeMo-RL keeps the reference's weights on the host and copies them over the policy's for its passes: "
+        "simulated as a frozen copy that stays on the GPUs"
+    )
+
+
 def _read_rollout(keys: FileValues, packs: Sequence[str]) -> None:
-    """The whole step of GRPO (nemo_rl/algorithms/grpo.py), with the defaults of grpo_math_1B.yaml."""
+    """The whole step of GRPO or PPO (nemo_rl/algorithms/grpo.py, ppo.py), with the defaults of
+    grpo_math_1B.yaml.
+    """
     file = keys.file
+    loop = next(name for name in _ROLLOUTS if keys.has(name))
+    loops_async = f"{loop}.async_{loop}"
     engine, stages = keys.get(f"{GENERATION}.backend", "vllm"), keys.get(f"{VLLM}.pipeline_parallel_size", 1)
     if engine != "vllm" or stages > 1:
         _leave_rollout(keys, f"generation by '{engine}'" if stages == 1 else "engines of several stages")
         return
-    samples = keys.count("grpo.num_generations_per_prompt", 16)
-    prompts = keys.count("grpo.num_prompts_per_step", 32)
+    samples = keys.count(f"{loop}.num_generations_per_prompt", 16)
+    prompts = keys.count(f"{loop}.num_prompts_per_step", 32)
     total = file.settings.get("training.sequence_length", 512)
     cap = min(keys.get(f"{GENERATION}.max_new_tokens", total), total)
     prompt_cap = min(PROMPT_TOKENS, max(1, total // 2))
-    is_async = keys.get("grpo.async_grpo.enabled", False)
+    is_async = keys.get(f"{loops_async}.enabled", False)
     penalty = keys.get("loss_fn.reference_policy_kl_penalty", 0.01)
     tensor, expert = keys.get(f"{VLLM}.tensor_parallel_size", 1), keys.get(f"{VLLM}.expert_parallel_size", 1)
     is_on_policy = keys.get("loss_fn.force_on_policy_ratio", False)
     if is_async and not file.rollout_gpus:
         _leave_rollout(keys, "asynchronous generation on the GPUs that train")
         return
-    if keys.get("grpo.use_dynamic_sampling", False):
+    if loop == "ppo":
+        _note_critic(keys)
+        if keys.get("ppo.skip_reference_policy_logprobs_calculation", False):
+            penalty = 0
+    if keys.get(f"{loop}.use_dynamic_sampling", False):
         file.note("use_dynamic_sampling: say how often prompts are drawn, rl.sampling_rounds")
     set_rollout(
         file,
@@ -179,15 +229,16 @@ def _read_rollout(keys: FileValues, packs: Sequence[str]) -> None:
         response_cap=min(cap, total - prompt_cap),
         update=_UPDATE,
         others={
-            "algorithm": "grpo",
+            "algorithm": loop,
+            "epochs": keys.get("ppo.ppo_epochs"),
             "placement": "async" if is_async else "split" if file.rollout_gpus else "colocated",
             "batching": "packed" if packs else "padded",
             "micro_batch_tokens": _packed_tokens(keys, f"{packs[-1]}.train_mb_tokens") if packs else None,
             **_logprob_batch(keys, packs),
             "reference": "resident" if penalty else "none",
             "old_logprobs": "skipped" if is_on_policy else None,
-            "max_staleness": keys.get("grpo.async_grpo.max_trajectory_age_steps", 1) if is_async else None,
-            "partial_rollout": keys.get("grpo.async_grpo.in_flight_weight_updates", False)
+            "max_staleness": keys.get(f"{loops_async}.max_trajectory_age_steps", 1) if is_async else None,
+            "partial_rollout": keys.get(f"{loops_async}.in_flight_weight_updates", False)
             if is_async
             else None,
             "rollout.gpus": file.rollout_gpus or None,
@@ -203,6 +254,18 @@ def _read_rollout(keys: FileValues, packs: Sequence[str]) -> None:
             "rollout.max_num_seqs": keys.get(f"{GENERATION}.vllm_kwargs.max_num_seqs"),
         },
     )
+
+
+def _note_critic(keys: FileValues) -> None:
+    """Write the critic's model where it is another, and say by whose means it is trained."""
+    name = keys.get("value.model_name")
+    if name is not None and name != keys.get("policy.model_name"):
+        model = locate_model(str(name), [Path(keys.file.name).parent])
+        if model is None:
+            raise InputError(f"{keys.file.name}: {missing_model('value.model_name', str(name))}")
+        if model != keys.file.defaults.get("model"):
+            keys.file.settings["rl.critic.model"] = model
+    keys.file.note("value: the critic is simulated with the policy's batches and parallelism, not its own")
 
 
 def _logprob_batch(keys: FileValues, packs: Sequence[str]) -> dict[str, int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
 from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
 
@@ -48,20 +49,17 @@ _KEYS = (
 KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Sections and keys without effect on a step.
-IDLE = (
-    "run_name", "seed", "epoch", "dry_run", "data", "evaluators", "eval_interval", "tokenizer", "scheduler",
-    "optimizer", "max_duration", "stop_at", "stop_after", "eval_subset_num_batches", "eval_on_load",
-    "device_eval_batch_size", "wandb", "speed_monitor", "console_log_interval", "gen1_gc_interval",
-    "remote_save_folder",
-    "sharded_checkpointer", "new_style_checkpoints", "canceled_check_interval", "force_save_unsharded",
-    "no_pre_train_checkpoint", "try_load_latest_save", "restore_dataloader", "fast_forward_batches",
-    "early_stopping_factor",
-    "save_folder", "save_overwrite", "save_interval", "save_interval_ephemeral", "save_interval_unsharded",
-    "save_num_checkpoints_to_keep", "save_num_unsharded_checkpoints_to_keep", "save_data_indices",
-    "load_path",
-    "load_path_sharded_checkpointer", "reset_optimizer_state", "reset_trainer_state", "time_limit",
-    "extra_steps_after_cancel",
-    "python_profiling", "torch_profiling", "hf_datasets_cache_dir", "module_outputs_save_steps",
-    "max_grad_norm_ratio",
-    "softmax_auxiliary_loss", "auxiliary_loss_multiplier", "fsdp.use_orig_params", "instance_filter",
-)  # fmt: skip
+IDLE = silent_keys(
+    """
+    run_name seed epoch dry_run data evaluators eval_interval tokenizer scheduler optimizer max_duration
+    stop_at stop_after eval_subset_num_batches eval_on_load device_eval_batch_size wandb speed_monitor
+    console_log_interval gen1_gc_interval remote_save_folder sharded_checkpointer new_style_checkpoints
+    canceled_check_interval force_save_unsharded no_pre_train_checkpoint try_load_latest_save
+    restore_dataloader fast_forward_batches early_stopping_factor save_folder save_overwrite save_interval
+    save_interval_ephemeral save_interval_unsharded save_num_checkpoints_to_keep
+    save_num_unsharded_checkpoints_to_keep save_data_indices load_path load_path_sharded_checkpointer
+    reset_optimizer_state reset_trainer_state time_limit extra_steps_after_cancel python_profiling
+    torch_profiling hf_datasets_cache_dir module_outputs_save_steps max_grad_norm_ratio softmax_auxiliary_loss
+    auxiliary_loss_multiplier fsdp.use_orig_params instance_filter
+    """
+)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zsim.programs.deepspeed.keys import EVERY_BLOCK, JSON_KEYS
+from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 _SFT = "OpenRLHF 3c3be623, openrlhf/cli/train_sft.py"
 
@@ -38,38 +39,36 @@ _KEYS = (
         "ds.use_liger_kernel", bool, "Liger's kernels", "training.liger", is_plain=True,
         values={True: True, False: None},
     ),
-    ProgramKey("ds.packing_samples", bool, "several documents in a sequence"),
-    ProgramKey("ds.load_in_4bit", bool, "frozen weights in 4 bits", "training.lora.quantized"),
-    ProgramKey("ds.lora.rank", int, "rank of the adapters, 0 for none", "training.lora.rank"),
-    ProgramKey("ds.lora.alpha", (int, float), "their scale", "training.lora.alpha"),
-    ProgramKey("ds.lora.target_modules", (str, list), "the modules that get one", "training.lora.targets"),
-    ProgramKey("max_norm", float, "norm that gradients are clipped to", "training.gradient_clipping"),
-    ProgramKey("optim", str, "the optimizer"),
-    ProgramKey("actor.num_nodes", int, "nodes of the actor", "nodes"),
-    ProgramKey("actor.num_gpus_per_node", int, "GPUs of a node of the actor", "gpus"),
-    ProgramKey("rollout.batch_size", int, "prompts of a step", "rl.prompts_per_step"),
-    ProgramKey("rollout.n_samples_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
-    ProgramKey("rollout.max_new_tokens", int, "the cap of a response", "rl.lengths.max_response"),
-    ProgramKey("train.max_epochs", int, "passes over the responses", "rl.epochs"),
-    ProgramKey("train.dynamic_batch_enable", bool, "micro-batches by tokens", "rl.batching"),
-    ProgramKey("train.max_tokens_per_gpu", int, "tokens of such a micro-batch", "rl.micro_batch_tokens"),
-    ProgramKey("train.colocate_all", bool, "actor and engines on the same GPUs", "rl.placement"),
-    ProgramKey("train.async_enable", bool, "rollouts beside training", "rl.placement"),
-    ProgramKey("train.async_queue_size", int, "batches that wait for training", "rl.max_staleness"),
-    ProgramKey(
-        "train.partial_rollout_enable", bool, "responses go on over updates", "rl.partial_rollout",
+    *declare(
+        ("ds.packing_samples", bool, "several documents in a sequence"),
+        ("ds.load_in_4bit", bool, "frozen weights in 4 bits", "training.lora.quantized"),
+        ("ds.lora.rank", int, "rank of the adapters, 0 for none", "training.lora.rank"),
+        ("ds.lora.alpha", (int, float), "their scale", "training.lora.alpha"),
+        ("ds.lora.target_modules", (str, list), "the modules that get one", "training.lora.targets"),
+        ("max_norm", float, "norm that gradients are clipped to", "training.gradient_clipping"),
+        ("optim", str, "the optimizer"),
+        ("actor.num_nodes", int, "nodes of the actor", "nodes"),
+        ("actor.num_gpus_per_node", int, "GPUs of a node of the actor", "gpus"),
+        ("rollout.batch_size", int, "prompts of a step", "rl.prompts_per_step"),
+        ("rollout.n_samples_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
+        ("rollout.max_new_tokens", int, "the cap of a response", "rl.lengths.max_response"),
+        ("train.max_epochs", int, "passes over the responses", "rl.epochs"),
+        ("train.dynamic_batch_enable", bool, "micro-batches by tokens", "rl.batching"),
+        ("train.max_tokens_per_gpu", int, "tokens of such a micro-batch", "rl.micro_batch_tokens"),
+        ("train.colocate_all", bool, "actor and engines on the same GPUs", "rl.placement"),
+        ("train.async_enable", bool, "rollouts beside training", "rl.placement"),
+        ("train.async_queue_size", int, "batches that wait for training", "rl.max_staleness"),
+        ("train.partial_rollout_enable", bool, "responses go on over updates", "rl.partial_rollout"),
+        ("vllm.num_engines", int, "replicas of the engine", "rl.rollout.gpus"),
+        ("vllm.tensor_parallel_size", int, "ranks of each", "rl.rollout.tensor"),
+        ("vllm.gpu_memory_utilization", float, "part of the memory that one takes",
+         "rl.rollout.gpu_memory_utilization"),
+        ("vllm.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
+        ("vllm.enable_sleep", bool, "engines sleep while others work", "rl.offload.sleep_level"),
+        ("ds.enable_sleep", bool, "so do the actor's states", "rl.offload.optimizer"),
+        ("algo.advantage.estimator", str, "advantages: gae has a critic", "rl.algorithm"),
+        ("algo.kl.init_coef", float, "a reference model unless 0", "rl.reference"),
     ),
-    ProgramKey("vllm.num_engines", int, "replicas of the engine", "rl.rollout.gpus"),
-    ProgramKey("vllm.tensor_parallel_size", int, "ranks of each", "rl.rollout.tensor"),
-    ProgramKey(
-        "vllm.gpu_memory_utilization", float, "part of the memory that one takes",
-        "rl.rollout.gpu_memory_utilization",
-    ),
-    ProgramKey("vllm.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
-    ProgramKey("vllm.enable_sleep", bool, "engines sleep while others work", "rl.offload.sleep_level"),
-    ProgramKey("ds.enable_sleep", bool, "so do the actor's states", "rl.offload.optimizer"),
-    ProgramKey("algo.advantage.estimator", str, "advantages: gae has a critic", "rl.algorithm"),
-    ProgramKey("algo.kl.init_coef", float, "a reference model unless 0", "rl.reference"),
 )  # fmt: skip
 KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (JSON_KEYS, *tuned_mappings(KEYS.values()), EVERY_BLOCK)
@@ -102,18 +101,17 @@ RENAMED = {
     "advantage_estimator": "algo.advantage.estimator", "init_kl_coef": "algo.kl.init_coef",
 }  # fmt: skip
 # Flags of other phases, or without effect on an update.
-IDLE = (
-    "ckpt", "logger", "eval", "adam", "muon", "ref", "model.beta", "model.label_smoothing",
-    "model.ipo_enable", "critic", "reward", "vllm", "rollout", "algo", "kl",
-    "data", "train", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "learning_rate", "l2", "seed",
-    "save_path", "ckpt_path", "save_steps", "logging_steps", "eval_steps", "max_epochs", "max_samples",
-    "dataset", "input_key", "output_key", "apply_chat_template", "input_template", "use_wandb", "bf16",
-    "local_rank", "use_ms", "flash_attn", "load_checkpoint", "actor", "ref_num_nodes",
-    "ref_num_gpus_per_node",
-    "critic_num_nodes", "critic_num_gpus_per_node", "reward_num_nodes", "reward_num_gpus_per_node",
-    "vllm_num_engines", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization", "vllm_sync_backend",
-    "colocate_all_models", "rollout_batch_size", "micro_rollout_batch_size", "n_samples_per_prompt",
-    "prompt_max_len", "generate_max_len", "prompt_data", "remote_rm_url", "reward_pretrain", "init_kl_coef",
-    "gamma", "advantage_estimator", "normalize_reward", "vllm_enable_sleep", "deepspeed_enable_sleep",
-    "label_key", "actor_learning_rate", "critic_learning_rate", "num_episodes", "use_kl_loss", "kl_estimator",
-)  # fmt: skip
+IDLE = silent_keys(
+    """
+    ckpt logger eval adam muon ref model.beta model.label_smoothing model.ipo_enable critic reward vllm
+    rollout algo kl data train lr_scheduler lr_warmup_ratio min_lr_ratio learning_rate l2 seed save_path
+    ckpt_path save_steps logging_steps eval_steps max_epochs max_samples dataset input_key output_key
+    apply_chat_template input_template use_wandb bf16 local_rank use_ms flash_attn load_checkpoint actor
+    ref_num_nodes ref_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node reward_num_nodes
+    reward_num_gpus_per_node vllm_num_engines vllm_tensor_parallel_size vllm_gpu_memory_utilization
+    vllm_sync_backend colocate_all_models rollout_batch_size micro_rollout_batch_size n_samples_per_prompt
+    prompt_max_len generate_max_len prompt_data remote_rm_url reward_pretrain init_kl_coef gamma
+    advantage_estimator normalize_reward vllm_enable_sleep deepspeed_enable_sleep label_key
+    actor_learning_rate critic_learning_rate num_episodes use_kl_loss kl_estimator
+    """
+)

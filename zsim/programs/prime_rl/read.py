@@ -80,6 +80,10 @@ def _refuse_others(keys: FileValues) -> None:
     keys.refuse(f"{_MODEL}.quantization.type", "fp8 of prime-rl's")
     keys.refuse(f"{_MODEL}.debug.num_layers", "a model that is cut off; change model.num_hidden_layers")
     algorithm = keys.get("orchestrator.algo.type", "grpo")
+    sources = keys.values.get("orchestrator.train.source") or ()
+    tables = [source.get("algo") for source in sources if isinstance(source, Mapping)]
+    others = [str(table.get("type")) for table in tables if isinstance(table, Mapping)]
+    algorithm = next((name for name in (algorithm, *others) if name in _DISTILLATIONS), algorithm)
     if algorithm in _DISTILLATIONS:
         raise NotSimulatedError(
             f"{keys.file.name}: orchestrator.algo.type: zsim does not simulate '{algorithm}', whose "
@@ -226,9 +230,13 @@ def _read_rollout(keys: FileValues) -> None:
     if keys.get("orchestrator.token_batch_size") is not None:
         skip_rollout(file, "a batch of tokens, not of rollouts, is not simulated", update)
         return
+    if keys.get("inference.deployment.type") == "disaggregated":
+        skip_rollout(file, "prefill and decode on nodes of their own are not simulated", update)
+        return
     per_node = keys.count("deployment.gpus_per_node", 8)
     if keys.get("deployment.type") == "multi_node" or keys.has("deployment.num_train_nodes"):
-        gpus = keys.count("deployment.num_infer_nodes", 1) * per_node
+        nodes = keys.count("deployment.num_infer_nodes", keys.count("inference.deployment.num_nodes", 1))
+        gpus = nodes * keys.count("deployment.num_infer_replicas", 1) * per_node
     else:
         gpus = keys.count("deployment.num_infer_gpus", 1)
     if rollouts % samples:
@@ -252,12 +260,35 @@ def _read_rollout(keys: FileValues) -> None:
             "placement": "async",
             "max_staleness": keys.get("orchestrator.max_off_policy_steps", 8),
             "rollout.gpus": gpus,
-            "rollout.tensor": keys.count("inference.parallel.tp", 1),
-            "rollout.gpu_memory_utilization": keys.get("inference.gpu_memory_utilization"),
-            "rollout.enforce_eager": keys.get("inference.enforce_eager"),
+            **_engine(keys, gpus),
             "sync.transport": "broadcast" if transport == "nccl" else None,
         },
     )
+
+
+def _engine(keys: FileValues, gpus: int) -> dict[str, Any]:
+    """The settings of the engines. vLLM has a table of its own in the release that was read."""
+    vllm = "inference.vllm"
+    tensor = keys.count(f"{vllm}.tensor_parallel_size", keys.count("inference.parallel.tp", 1))
+    experts = tensor * keys.count(f"{vllm}.data_parallel_size", 1)
+    if gpus % tensor:
+        raise InputError(
+            f"{keys.file.name}: {vllm}.tensor_parallel_size: found {tensor}, which does not divide the "
+            f"{gpus} GPUs that generate"
+        )
+    weights = keys.get(f"{vllm}.quantization")
+    if weights not in (None, "fp8"):
+        keys.file.note(f"{vllm}.quantization: '{weights}' is left out: engines are simulated in bf16")
+    return {
+        "rollout.tensor": tensor,
+        "rollout.expert": experts if keys.get(f"{vllm}.enable_expert_parallel", False) else None,
+        "rollout.precision": "fp8" if weights == "fp8" else None,
+        "rollout.max_num_seqs": keys.get(f"{vllm}.max_num_seqs"),
+        **{
+            f"rollout.{key}": keys.get(f"{vllm}.{key}", keys.get(f"inference.{key}"))
+            for key in ("gpu_memory_utilization", "enforce_eager")
+        },
+    }
 
 
 def _read_optimizer(keys: FileValues) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from zsim.programs.deepspeed.keys import EVERY_BLOCK, JSON_KEYS
 from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, ARGUMENTS, TRANSFORMERS
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 _LIGER = TRANSFORMERS + "training_args.py, integrations/liger.py"
 
@@ -26,16 +26,13 @@ _SCRIPT_KEYS = (
         is_plain=True,
         values={True: "full", False: None},
     ),
-    ProgramKey("use_lora", (bool, int), "adapters of a script's own", treatment="refused", neutral=(0,)),
-    ProgramKey("use_qlora", (bool, int), "adapters of a script's own", treatment="refused", neutral=(0,)),
-    ProgramKey(
-        "use_lisa",
-        (bool, int),
-        "LISA, which trains a few layers at a time",
-        treatment="refused",
-        neutral=(0,),
+    *declare(
+        ("use_lora", (bool, int), "adapters of a script's own"),
+        ("use_qlora", (bool, int), "adapters of a script's own"),
+        ("use_lisa", (bool, int), "LISA, which trains a few layers at a time"),
+        treatment="refused", neutral=(0,),
     ),
-)
+)  # fmt: skip
 KEYS: Mapping[str, ProgramKey] = {**ARGUMENT_KEYS, **{key.key: key for key in _SCRIPT_KEYS}}
 
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, ValuesProgram
 
 _MARKS = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_checkpointing", "num_train_epochs",
@@ -14,7 +13,7 @@ _MARKS = (
 _ACCELERATE_MARK = "distributed_type"
 
 
-class TransformersTrainer(TrainingProgram):
+class TransformersTrainer(ValuesProgram):
     name = "transformers"
     title = "the Trainer"
     kinds = ("deepspeed", "fsdp1", "fsdp2", "ddp")
@@ -31,11 +30,6 @@ class TransformersTrainer(TrainingProgram):
         if not isinstance(data, Mapping) or _ACCELERATE_MARK in data:
             return False
         return any(mark in data for mark in _MARKS)
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.trainer.read import read_training_arguments
-
-        return read_training_arguments(source.text)
 
 
 PROGRAM = TransformersTrainer()

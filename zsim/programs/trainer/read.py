@@ -22,20 +22,11 @@ from zsim.programs.huggingface.models import read_model, weights_type, write_typ
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trainer.keys import KEYS
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 
-def read_training_arguments(path: str) -> TrainingFile:
-    """The settings in a file of TrainingArguments.
-
-    Raises InputError for impossible values, NotSimulatedError for other optimizers.
-    """
-    return read_file(path, read_arguments)
-
-
-def read_arguments(name: str, data: Mapping[str, Any]) -> TrainingFile:
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in TrainingArguments by key, of a file or a command line called `name`."""
     file = TrainingFile(name, program="transformers")
     values = FileValues(file, data, KEYS, SILENT_ARGUMENTS, "the Trainer")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, ValuesProgram
 
 # Keys that no other program on top of the Trainer has.
 _MARKS = (
@@ -23,7 +22,7 @@ _TRAINER_MARKS = (
 )  # fmt: skip
 
 
-class Trl(TrainingProgram):
+class Trl(ValuesProgram):
     name = "trl"
     title = "TRL"
     kinds = ("deepspeed", "fsdp1", "fsdp2", "ddp")
@@ -44,11 +43,6 @@ class Trl(TrainingProgram):
         return has_data or (
             any(mark in data for mark in _MARKS) and any(mark in data for mark in _TRAINER_MARKS)
         )
-
-    def read(self, source: ProgramSource) -> TrainingFile:
-        from zsim.programs.trl.read import read_trl
-
-        return read_trl(source.text)
 
 
 PROGRAM = Trl()

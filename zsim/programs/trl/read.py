@@ -31,7 +31,6 @@ from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.trl.rollout import ROLLOUTS, read_lengths, read_rollout
 from zsim.specs.experiment.training.software import LAST_OF_MODULES, NEWEST
-from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -39,15 +38,7 @@ _LENGTH = 1024
 PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO"}
 
 
-def read_trl(path: str) -> TrainingFile:
-    """The settings in a YAML of TRL or the alignment handbook.
-
-    Raises InputError for impossible values, NotSimulatedError for trainers and options that zsim lacks.
-    """
-    return read_file(path, read_arguments)
-
-
-def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> TrainingFile:
+def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> TrainingFile:
     """The settings in TRL's arguments by key, of a file or a command line called `name`.
 
     `trainer` is the script's, as in "sft" or "dpo". Without it, the keys tell.
@@ -55,6 +46,11 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     file = TrainingFile(name, program="trl")
     values = FileValues(file, data, KEYS, SILENT, "TRL")
     values.refuse_declared()
+    if values.has("accelerate_config"):
+        raise values.error(
+            "accelerate_config",
+            f"the command that takes it, as 'trl sft --config {name}' in place of the file",
+        )
     trainer = trainer or trainer_of(values)
     _refuse_trainer(values, trainer)
     has_rollout = trainer in ROLLOUTS

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 _VERL = "verl b178a3cd, verl/trainer/config/"
 _ACTOR_SOURCE, _ENGINE_SOURCE = _VERL + "actor/", _VERL + "engine/"
@@ -71,62 +72,52 @@ _KEYS = (
         f"{FSDP}.reshard_after_forward", bool, "whether a unit is freed between forward and backward",
         tuned=None,
     ),
-    ProgramKey(f"{FSDP}.forward_prefetch", bool, "whether the next unit is gathered early"),
-    ProgramKey(f"{FSDP}.param_offload", bool, "parameters on the host outside the update"),
-    ProgramKey(f"{FSDP}.optimizer_offload", bool, "optimizer states on the host outside the update"),
-    ProgramKey(f"{FSDP}.offload_policy", bool, "states on the host between uses", "strategy.cpu_offload"),
-    ProgramKey(f"{FSDP}.wrap_policy.min_num_params", int, "elements of a unit, 0 for blocks"),
-    ProgramKey(f"{ROLLOUT}.n", int, "responses to a prompt", "rl.samples_per_prompt"),
-    ProgramKey(f"{ROLLOUT}.name", str, "the engine of the rollout", "rl.rollout.engine"),
-    ProgramKey(
-        f"{ROLLOUT}.tensor_model_parallel_size", int, "ranks of a replica", "rl.rollout.tensor",
+    *declare(
+        (f"{FSDP}.forward_prefetch", bool, "whether the next unit is gathered early"),
+        (f"{FSDP}.param_offload", bool, "parameters on the host outside the update"),
+        (f"{FSDP}.optimizer_offload", bool, "optimizer states on the host outside the update"),
+        (f"{FSDP}.offload_policy", bool, "states on the host between uses", "strategy.cpu_offload"),
+        (f"{FSDP}.wrap_policy.min_num_params", int, "elements of a unit, 0 for blocks"),
+        (f"{ROLLOUT}.n", int, "responses to a prompt", "rl.samples_per_prompt"),
+        (f"{ROLLOUT}.name", str, "the engine of the rollout", "rl.rollout.engine"),
+        (f"{ROLLOUT}.tensor_model_parallel_size", int, "ranks of a replica", "rl.rollout.tensor"),
+        (f"{ROLLOUT}.pipeline_model_parallel_size", int, "stages of a replica"),
+        (f"{ROLLOUT}.data_parallel_size", int, "groups of a replica with requests of their own"),
+        (f"{ROLLOUT}.expert_parallel_size", int, "ranks that share experts", "rl.rollout.expert"),
+        (f"{ROLLOUT}.gpu_memory_utilization", float, "part of the memory that the engine takes",
+         "rl.rollout.gpu_memory_utilization"),
+        (f"{ROLLOUT}.max_num_seqs", int, "sequences that run at once", "rl.rollout.max_num_seqs"),
+        (f"{ROLLOUT}.max_num_batched_tokens", int, "tokens of an iteration",
+         "rl.rollout.max_num_batched_tokens"),
+        (f"{ROLLOUT}.quantization", str, "type of the engine's weights", "rl.rollout.precision"),
+        (f"{ROLLOUT}.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
+        (f"{ROLLOUT}.enable_prefix_caching", bool, "prompts are computed once", "rl.rollout.prefix_caching"),
+        (f"{ROLLOUT}.free_cache_engine", bool, "the engine sleeps", "rl.offload.sleep_level"),
+        (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", int,
+         "samples of a micro-batch of old log-probabilities", "rl.logprob_micro_batch_size"),
+        (f"{ROLLOUT}.log_prob_micro_batch_size", int, "the same, of all ranks"),
+        (f"{ROLLOUT}.log_prob_use_dynamic_bsz", bool, "whether they are by tokens"),
+        (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", int, "their tokens with use_dynamic_bsz",
+         "rl.logprob_micro_batch_tokens"),
+        (f"{ROLLOUT}.calculate_log_probs", bool, "log-probabilities of the engine"),
+        ("algorithm.adv_estimator", str, "advantages: gae has a critic", "rl.algorithm"),
+        ("algorithm.use_kl_in_reward", bool, "a reference model", "rl.reference"),
+        ("algorithm.rollout_correction.bypass_mode", bool, "no pass of its own", "rl.old_logprobs"),
+        (f"{ACTOR}.use_kl_loss", bool, "a reference model", "rl.reference"),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload", bool, "which is in host memory"),
+        ("critic.model.path", str, "the critic", "rl.critic.model"),
+        ("rollout.nnodes", int, "nodes of engines apart", "rl.rollout.gpus"),
+        ("rollout.n_gpus_per_node", int, "their GPUs of a node", "rl.rollout.gpus"),
+        ("async_training.staleness_threshold", (int, float), "stale prompts", "rl.max_staleness"),
+        ("async_training.trigger_parameter_sync_step", int, "batches between syncs"),
+        ("async_training.require_batches", int, "mini-batches of a batch"),
+        ("async_training.partial_rollout", bool, "responses go on over syncs", "rl.partial_rollout"),
+        ("distillation.enabled", bool, "a teacher whose probabilities are learned"),
+        ("trainer.v1.trainer_mode", str, "how rollouts and updates take turns"),
+        ("model_engine", str, "the engine that trains, as Hydra's group of files", "strategy.kind"),
+        ("trainer.nnodes", int, "nodes", "nodes"),
+        ("trainer.n_gpus_per_node", int, "GPUs of a node", "gpus"),
     ),
-    ProgramKey(f"{ROLLOUT}.pipeline_model_parallel_size", int, "stages of a replica"),
-    ProgramKey(f"{ROLLOUT}.data_parallel_size", int, "groups of a replica with requests of their own"),
-    ProgramKey(f"{ROLLOUT}.expert_parallel_size", int, "ranks that share experts", "rl.rollout.expert"),
-    ProgramKey(
-        f"{ROLLOUT}.gpu_memory_utilization", float, "part of the memory that the engine takes",
-        "rl.rollout.gpu_memory_utilization",
-    ),
-    ProgramKey(f"{ROLLOUT}.max_num_seqs", int, "sequences that run at once", "rl.rollout.max_num_seqs"),
-    ProgramKey(
-        f"{ROLLOUT}.max_num_batched_tokens", int, "tokens of an iteration",
-        "rl.rollout.max_num_batched_tokens",
-    ),
-    ProgramKey(f"{ROLLOUT}.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
-    ProgramKey(
-        f"{ROLLOUT}.enable_prefix_caching", bool, "prompts are computed once", "rl.rollout.prefix_caching",
-    ),
-    ProgramKey(f"{ROLLOUT}.free_cache_engine", bool, "the engine sleeps", "rl.offload.sleep_level"),
-    ProgramKey(
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", int,
-        "samples of a micro-batch of old log-probabilities",
-        "rl.logprob_micro_batch_size",
-    ),
-    ProgramKey(f"{ROLLOUT}.log_prob_micro_batch_size", int, "the same, of all ranks"),
-    ProgramKey(f"{ROLLOUT}.log_prob_use_dynamic_bsz", bool, "whether they are by tokens"),
-    ProgramKey(
-        f"{ROLLOUT}.log_prob_max_token_len_per_gpu", int, "their tokens with use_dynamic_bsz",
-        "rl.logprob_micro_batch_tokens",
-    ),
-    ProgramKey(f"{ROLLOUT}.calculate_log_probs", bool, "log-probabilities of the engine"),
-    ProgramKey("algorithm.adv_estimator", str, "advantages: gae has a critic", "rl.algorithm"),
-    ProgramKey("algorithm.use_kl_in_reward", bool, "a reference model", "rl.reference"),
-    ProgramKey("algorithm.rollout_correction.bypass_mode", bool, "no pass of its own", "rl.old_logprobs"),
-    ProgramKey(f"{ACTOR}.use_kl_loss", bool, "a reference model", "rl.reference"),
-    ProgramKey("actor_rollout_ref.ref.fsdp_config.param_offload", bool, "which is in host memory"),
-    ProgramKey("critic.model.path", str, "the critic", "rl.critic.model"),
-    ProgramKey("rollout.nnodes", int, "nodes of engines apart", "rl.rollout.gpus"),
-    ProgramKey("rollout.n_gpus_per_node", int, "their GPUs of a node", "rl.rollout.gpus"),
-    ProgramKey("async_training.staleness_threshold", (int, float), "stale prompts", "rl.max_staleness"),
-    ProgramKey("async_training.trigger_parameter_sync_step", int, "batches between syncs"),
-    ProgramKey("async_training.require_batches", int, "mini-batches of a batch"),
-    ProgramKey("async_training.partial_rollout", bool, "responses go on over syncs", "rl.partial_rollout"),
-    ProgramKey("distillation.enabled", bool, "a teacher whose probabilities are learned"),
-    ProgramKey("trainer.v1.trainer_mode", str, "how rollouts and updates take turns"),
-    ProgramKey("model_engine", str, "the engine that trains, as Hydra's group of files", "strategy.kind"),
-    ProgramKey("trainer.nnodes", int, "nodes", "nodes"),
-    ProgramKey("trainer.n_gpus_per_node", int, "GPUs of a node", "gpus"),
 )  # fmt: skip
 # Of trainer/config/sft_trainer.yaml, which has a model and data of its own.
 _SFT_KEYS = (
@@ -154,12 +145,10 @@ _SFT_KEYS = (
         "training.stored_dtype", is_plain=True,
         values={"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}, default="fp32",
     ),
-    ProgramKey(
-        "model.fsdp_config.cpu_offload", bool, "fine-tuning: states on the host", "strategy.cpu_offload"
-    ),
-    ProgramKey("model.fsdp_config.offload_params", bool, "fine-tuning: which is without effect unless true"),
-    ProgramKey(
-        "ulysses_sequence_parallel_size", int, "fine-tuning: ranks that share a sequence",
+    *declare(
+        ("model.fsdp_config.cpu_offload", bool, "fine-tuning: states on the host", "strategy.cpu_offload"),
+        ("model.fsdp_config.offload_params", bool, "fine-tuning: which is without effect unless true"),
+        ("ulysses_sequence_parallel_size", int, "fine-tuning: ranks that share a sequence"),
     ),
     ProgramKey(
         "optim.clip_grad", float, "fine-tuning: norm that gradients are clipped to",
@@ -171,28 +160,27 @@ KEYS: Mapping[str, ProgramKey] = {key.key: key for key in (*_KEYS, *_SFT_KEYS)}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Sections of other phases than the update of the actor, and keys without effect on a step.
 PHASES = ("actor_rollout_ref.rollout", "actor_rollout_ref.ref", "critic", "reward_model", "reward_manager")
-IDLE = (
-    *PHASES, "rollout", "distillation", "algorithm", "custom_reward_function", "reward", "ray_kwargs",
-    "ray_init", "global_profiler", "trainer", "transfer_queue", "data", "hydra", "defaults",
-    "actor_rollout_ref.hybrid_engine",
-    "actor_rollout_ref.nccl_timeout",
-    *(
-        f"{ACTOR}.{key}"
-        for key in (
-            "_target_", "checkpoint", "profiler", "clip_ratio", "clip_ratio_low", "clip_ratio_high",
-            "clip_ratio_c", "loss_agg_mode", "kl_loss_coef", "kl_loss_type", "data_loader_seed", "shuffle",
-            "policy_loss", "optim", "use_torch_compile", "rollout_n",
-            "tau_pos", "tau_neg", "loss_scale_factor", "router_replay",
-        )
-    ),
-    *(
-        f"{MODEL}.{key}"
-        for key in (
-            "_target_", "use_shm", "trust_remote_code", "external_lib", "tokenizer_path",
-            "custom_chat_template",
-            "hf_config_path",
-        )
-    ),
-    *(f"{FSDP}.{key}" for key in ("_target_", "seed", "full_determinism", "use_orig_params", "forward_only")),
-    *(f"{MEGATRON}.{key}" for key in ("_target_", "seed", "use_mbridge", "vanilla_mbridge", "forward_only")),
-)  # fmt: skip
+IDLE = silent_keys(
+    """
+    actor_rollout_ref.rollout actor_rollout_ref.ref critic reward_model reward_manager rollout distillation
+    algorithm custom_reward_function reward ray_kwargs ray_init global_profiler trainer transfer_queue data
+    hydra defaults actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout
+    actor_rollout_ref.actor._target_ actor_rollout_ref.actor.checkpoint actor_rollout_ref.actor.profiler
+    actor_rollout_ref.actor.clip_ratio actor_rollout_ref.actor.clip_ratio_low
+    actor_rollout_ref.actor.clip_ratio_high actor_rollout_ref.actor.clip_ratio_c
+    actor_rollout_ref.actor.loss_agg_mode actor_rollout_ref.actor.kl_loss_coef
+    actor_rollout_ref.actor.kl_loss_type actor_rollout_ref.actor.data_loader_seed
+    actor_rollout_ref.actor.shuffle actor_rollout_ref.actor.policy_loss actor_rollout_ref.actor.optim
+    actor_rollout_ref.actor.use_torch_compile actor_rollout_ref.actor.rollout_n
+    actor_rollout_ref.actor.tau_pos actor_rollout_ref.actor.tau_neg actor_rollout_ref.actor.loss_scale_factor
+    actor_rollout_ref.actor.router_replay actor_rollout_ref.model._target_ actor_rollout_ref.model.use_shm
+    actor_rollout_ref.model.trust_remote_code actor_rollout_ref.model.external_lib
+    actor_rollout_ref.model.tokenizer_path actor_rollout_ref.model.custom_chat_template
+    actor_rollout_ref.model.hf_config_path actor_rollout_ref.actor.fsdp_config._target_
+    actor_rollout_ref.actor.fsdp_config.seed actor_rollout_ref.actor.fsdp_config.full_determinism
+    actor_rollout_ref.actor.fsdp_config.use_orig_params actor_rollout_ref.actor.fsdp_config.forward_only
+    actor_rollout_ref.actor.megatron._target_ actor_rollout_ref.actor.megatron.seed
+    actor_rollout_ref.actor.megatron.use_mbridge actor_rollout_ref.actor.megatron.vanilla_mbridge
+    actor_rollout_ref.actor.megatron.forward_only
+    """
+)

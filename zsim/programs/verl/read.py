@@ -14,7 +14,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
-from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.file_values import FileValues, silent_keys
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
@@ -40,12 +40,16 @@ _IDLE_FIELDS = (
     "use_remove_padding",
 )
 
+_DEGREES = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size",
+)  # fmt: skip
 _HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
 _SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
-_SFT_IDLE = (
-    *IDLE, "optim", "model.trust_remote_code", "model.external_lib", "model.use_shm", "use_remove_padding",
-)  # fmt: skip
+_SFT_IDLE = IDLE | silent_keys(
+    "optim model.trust_remote_code model.external_lib model.use_shm use_remove_padding"
+)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
@@ -127,6 +131,7 @@ def _read_rollout(keys: FileValues, update: str) -> None:
             "old_logprobs": "rollout" if is_bypassed else None,
             **separate,
             "rollout.engine": engine,
+            "rollout.precision": _note_engine(keys),
             "rollout.tensor": tensor,
             "rollout.expert": expert if expert > tensor and groups > 1 else None,
             "rollout.gpu_memory_utilization": keys.get(f"{ROLLOUT}.gpu_memory_utilization"),
@@ -140,6 +145,30 @@ def _read_rollout(keys: FileValues, update: str) -> None:
             "critic.model": None if critic is None else locate_model(critic, [Path(file.name).parent]),
         },
     )
+
+
+def _note_engine(keys: FileValues) -> str | None:
+    """The type of the engine's weights, with notes on what of the step is left out or the actor's."""
+    if keys.values.get(f"{ROLLOUT}.multi_turn.enable") is True:
+        keys.file.note(f"{ROLLOUT}.multi_turn: rl.environment says the turns, without which there is one")
+    if keys.values.get(f"{ROLLOUT}.over_sample_rate"):
+        keys.file.note(f"{ROLLOUT}.over_sample_rate: left out; rl.over_sampling says it")
+    for owner, part in (("critic", "critic"), (REFERENCE, "reference")):
+        differing = [
+            f"{name} {value}"
+            for name in _DEGREES
+            if (value := keys.values.get(f"{owner}.megatron.{name}")) is not None
+            and value != keys.values.get(f"{MEGATRON}.{name}", 1)
+        ]
+        if differing:
+            keys.file.note(
+                f"{owner}.megatron: the {part} is simulated with the actor's degrees, without "
+                f"{', '.join(differing)}"
+            )
+    weights = keys.get(f"{ROLLOUT}.quantization")
+    if weights not in (None, "fp8"):
+        keys.file.note(f"{ROLLOUT}.quantization: '{weights}' is left out: engines are simulated in bf16")
+    return "fp8" if weights == "fp8" else None
 
 
 def _unsimulated(keys: FileValues, engine: str, estimator: str) -> str:

@@ -45,9 +45,10 @@ class SilentKeys:
         return SilentKeys(self.names | more.names, (*self.prefixes, *more.prefixes))
 
 
-def silent_keys(names: str, *prefixes: str) -> SilentKeys:
-    """The keys of a text with spaces between them, and all that begin with one of `prefixes`."""
-    return SilentKeys(frozenset(names.split()), prefixes)
+def silent_keys(names: str) -> SilentKeys:
+    """The keys of a text with spaces between them. A star at the end stands for all that begin so."""
+    prefixes = tuple(name[:-1] for name in names.split() if name.endswith("*"))
+    return SilentKeys(frozenset(name for name in names.split() if not name.endswith("*")), prefixes)
 
 
 class FileValues:
@@ -83,13 +84,13 @@ class FileValues:
         file: TrainingFile,
         data: Mapping[str, Any],
         keys: Mapping[str, ProgramKey],
-        idle: Sequence[str] = (),
+        idle: SilentKeys = SilentKeys(),
     ) -> Self:
         """The values of tables in tables. Empty tables are as if left out, and neither `idle` keys nor what
         stands below them has an effect on a step.
         """
         flat = {key: value for key, value in flatten(data) if value is not None and value != {}}
-        silent = SilentKeys(frozenset(idle), tuple(f"{key}." for key in idle))
+        silent = SilentKeys(idle.names, (*idle.prefixes, *(f"{key}." for key in idle.names)))
         values = cls(file, flat, keys, silent, file.program or "")
         values.is_nested = True
         return values

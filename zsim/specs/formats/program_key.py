@@ -99,6 +99,28 @@ class ProgramKey:
         )
 
 
+def declare(*rows: tuple[Any, ...], **shared: Any) -> tuple[ProgramKey, ...]:
+    """Keys from rows of (key, type, meaning) or (key, type, meaning, setting), with what all rows share."""
+    return tuple(ProgramKey(*row, **shared) for row in rows)
+
+
+def index_keys(
+    *keys: ProgramKey,
+    refused: Iterable[tuple[str, str]] = (),
+    noted: Iterable[tuple[str, str]] = (),
+    types: tuple[type, ...] = (bool, str, dict),
+    neutral: tuple[Any, ...] = (),
+) -> dict[str, ProgramKey]:
+    """Keys by their names, with those that are refused or noted, of (key, meaning) each. `neutral` are values
+    of the noted ones that change nothing. A refused key is off where it is 0.
+    """
+    refusals = declare(
+        *((name, types, meaning) for name, meaning in refused), treatment="refused", neutral=(0, 0.0)
+    )
+    notes = declare(*((name, types, meaning) for name, meaning in noted), treatment="noted", neutral=neutral)
+    return {key.key: key for key in (*keys, *refusals, *notes)}
+
+
 def tuned_mappings(keys: Iterable[ProgramKey]) -> tuple[ConfigMapping, ...]:
     """The rows of all keys that `zsim tune` may change."""
     return tuple(key.mapping() for key in keys if key.tuned is not None)

@@ -44,6 +44,8 @@ class FrozenParameters:
     """
     quantises_routers: bool = False
     """Routers are quantised, too."""
+    quantises_experts: bool = False
+    """So are the stacked weights of routed experts."""
     has_fp32_stream: bool = False
     """The residual stream is fp32, and so are the outputs of quantised products."""
     inputs_require_gradients: bool = False
@@ -160,13 +162,20 @@ def _freeze_module(module: Module, name: str, frozen: FrozenParameters) -> Modul
 
 
 def _freeze_block_module(module: Module, name: str, frozen: FrozenParameters) -> Module:
-    roles = (Role.PRODUCT, Role.ROUTER) if frozen.quantises_routers else (Role.PRODUCT,)
+    roles = (
+        Role.PRODUCT,
+        *((Role.ROUTER,) if frozen.quantises_routers else ()),
+        *((Role.EXPERTS,) if frozen.quantises_experts else ()),
+    )
     is_product = module.role in roles and not module.is_adapter_product
     module = _freeze_module(module, name, frozen)
-    if not frozen.product_dtype or not is_product or module.trains_weight:
+    is_expert = module.role is Role.EXPERTS
+    if not frozen.product_dtype or not is_product or (module.trains_weight and not is_expert):
         return module
     parameters = tuple(
-        replace(parameter, stored_dtype=frozen.product_dtype) if len(parameter.shape) == 2 else parameter
+        replace(parameter, stored_dtype=frozen.product_dtype)
+        if len(parameter.shape) == (3 if is_expert else 2) and not parameter.trainable
+        else parameter
         for parameter in module.parameters
     )
     return replace(module, parameters=parameters, host_waits=frozen.product_dtype == int8.TYPE)

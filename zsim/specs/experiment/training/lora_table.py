@@ -71,6 +71,11 @@ class LoraTable(StrictTable):
         "not quantized",
     )
     double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
+    quantize_experts: bool = Field(
+        default=False,
+        description="the stacked weights of routed experts in 4 bits as well (bitsandbytes' "
+        "`replace_parameter_4bit`), dequantized in every forward",
+    )
     preparation: Literal["peft", "none"] | None = Field(
         default=None,
         description="what becomes of the weights that are not quantized: PEFT's "

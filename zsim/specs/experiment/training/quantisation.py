@@ -5,7 +5,8 @@ transformers replaces every `torch.nn.Linear` but the head by bitsandbytes' `Lin
 integrations/bitsandbytes.py `replace_with_bnb_linear`, which asks for `type(module) is nn.Linear`, and 4.57.6
 `_replace_with_bnb_linear`). Up to 4.57 a routed expert is three of them, and in most families the router is
 one. From 5 on the experts of a layer are two stacked parameters and a router has a weight of its own. Neither
-is quantised.
+is quantised, unless a program does it itself: see [Note: experts in 4 bits] of
+`zsim.operations.grouped_linear`.
 
 # [Note: what PEFT prepares]
 PEFT's `prepare_model_for_kbit_training` (0.21.2 utils/other.py) casts every 16-bit parameter that is not in 4
@@ -29,6 +30,9 @@ from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_linear_experts, has_looped_form
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
+from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.strategy.table import StrategyConfig
 
 _WHERE = "training.lora.quantized"
 
@@ -51,6 +55,28 @@ def check_quantised(lora: LoraTable, framework: FrameworkTraining[Any, Any], low
             f"{_WHERE}: found '{lora.quantized}' with precision fp32; expected bf16 or fp16, in which "
             "bitsandbytes computes (bnb_4bit_compute_dtype)"
         )
+
+
+def check_quantised_experts(
+    lora: LoraTable,
+    model: ModelSpec,
+    framework: FrameworkTraining[Any, Any],
+    split: ExpertSplit,
+    config: StrategyConfig | None,
+) -> None:
+    """Raises for stacked experts in 4 bits that the model, its products or the strategy do not have."""
+    where = "training.lora.quantize_experts"
+    if not lora.quantize_experts:
+        return
+    if lora.quantized != "nf4":
+        raise InputError(f'{where}: found true without training.lora.quantized = "nf4"; expected both')
+    if stacked_experts(model) is None:
+        raise InputError(f"{where}: '{model.name}' has no stacked experts; expected it left out")
+    if split.library != TRANSFORMERS:
+        raise NotSimulatedError(
+            f"{where}: not simulated with experts of '{split.library.name}'; expected transformers' layers"
+        )
+    framework.check_merged_adapters(f"{where}: a weight of routed experts", config)
 
 
 def product_type(lora: LoraTable) -> str:
@@ -140,7 +166,7 @@ def quantisation_notes(
         )
     elif framework.is_under_autocast:
         notes.append("what is not in 4 bits is in 16: PEFT's preparation, which casts it to fp32, is not run")
-    return notes + _expert_notes(model)
+    return notes + ([] if lora.quantize_experts else _expert_notes(model))
 
 
 def _expert_notes(model: ModelSpec) -> list[str]:

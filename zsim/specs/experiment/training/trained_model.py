@@ -48,6 +48,7 @@ from zsim.specs.experiment.training.framework_training import FrameworkTraining,
 from zsim.specs.experiment.training.lora_table import LoraTable, merge_adapter_config
 from zsim.specs.experiment.training.quantisation import (
     check_quantised,
+    check_quantised_experts,
     is_prepared,
     product_type,
     quantisation_notes,
@@ -106,6 +107,7 @@ def apply_training(
     lora = merge_adapter_config(lora)
     low = {"fp8": "bf16"}.get(precision, precision)
     check_quantised(lora, framework, low)
+    check_quantised_experts(lora, model, framework, experts, config)
     _check_layers(lora, model)
     model, lora = framework.adopt_adapters(lora, model, parallelism)
     check_has_experts(lora, model)
@@ -132,6 +134,7 @@ def apply_training(
         stored_dtype="fp32" if has_preparation else _base_type(table, framework, low),
         product_dtype=product_type(lora),
         quantises_routers=has_linear_routers(base_model),
+        quantises_experts=lora.quantize_experts,
         has_fp32_stream=has_preparation,
         inputs_require_gradients=starts,
         patches_require_gradients=starts and framework.keeps_originals,
