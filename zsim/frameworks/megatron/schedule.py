@@ -92,7 +92,7 @@ from zsim.plan.shared.host_side import HostSide
 from zsim.plan.shared.optimizer import UPDATE, frozen_bytes, partition_states, update
 from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
-from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.mesh import TENSOR
 from zsim.specs.strategy.training import TrainingConfig
@@ -145,6 +145,8 @@ class MegatronSchedule(BlockTimedHooks):
         self._ready: set[int] = set()  # buckets whose parameters compute has waited for
         self._micro_batch, self._is_last, self._schedule_reduces = 0, True, False
         self._tied = TiedGradient(self.builder, strategy.param_dtype)
+        self._last_users = _last_users(workload)
+        self._waiting: dict[str, tuple[ModuleCall, Parameter]] = {}  # by the module of the weight
 
     def make_buffers(self, bucket_size: int | None) -> list[GroupBuffer]:
         """The buffers. See [Note: two buffers]."""
@@ -304,20 +306,44 @@ class MegatronSchedule(BlockTimedHooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Add the gradients to the buffer, reduce complete buckets. See [Note: where a gradient goes]."""
-        if call.borrowed_gradient_numel and not self.strategy.fuses_accumulation:
-            self._tied.add(call)
+        if numel := self._borrowed_gradient_numel(call):
+            self._tied.add(call, numel)
         for parameter in reversed(call.trainable_parameters):
-            self._add_gradient(call, parameter)
-            bucket = self._bucket_of[call.parameter_name(parameter)]
-            self._missing[bucket.number] -= 1
-            is_due = self._is_last and not self._schedule_reduces and not self._missing[bucket.number]
-            if self.strategy.overlap_grad_reduce and is_due:
-                self._reduce(bucket, NCCL)
+            if call.name in self._last_users and parameter.name == "weight":
+                self._waiting[call.name] = call, parameter
+                if not self._is_fused(call, parameter):
+                    self._tied.hold(call.name, parameter.numel)
+            else:
+                self._finish_gradient(call, parameter)
+        lender = call.module.lender
+        if lender in self._waiting and self._last_users[lender] == call.name:
+            self._tied.release(lender)
+            self._finish_gradient(*self._waiting.pop(lender))
+
+    def _borrowed_gradient_numel(self, call: ModuleCall) -> int:
+        """Elements of the gradient that a module makes for another's weight, and does not add to the buffer
+        itself as a fused product does.
+        """
+        module = call.module
+        if module.role is Role.EMBEDDING:
+            return 0 if module.has_weight or module.borrows_frozen else module.op_spec.weight_numel
+        return 0 if self.strategy.fuses_accumulation else call.borrowed_gradient_numel
+
+    def _finish_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
+        self._add_gradient(call, parameter)
+        bucket = self._bucket_of[call.parameter_name(parameter)]
+        self._missing[bucket.number] -= 1
+        is_due = self._is_last and not self._schedule_reduces and not self._missing[bucket.number]
+        if self.strategy.overlap_grad_reduce and is_due:
+            self._reduce(bucket, NCCL)
+
+    def _is_fused(self, call: ModuleCall, parameter: Parameter) -> bool:
+        is_weight = call.module.role in (Role.PRODUCT, Role.EXPERT_PRODUCT) and parameter.name == "weight"
+        return self.strategy.fuses_accumulation and is_weight
 
     def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         builder, strategy = self.builder, self.strategy
-        is_weight = call.module.role in (Role.PRODUCT, Role.EXPERT_PRODUCT) and parameter.name == "weight"
-        if strategy.fuses_accumulation and is_weight:
+        if self._is_fused(call, parameter):
             return
         size = parameter.numel * self.param_bytes
         self._tied.finish(call, parameter.numel)
@@ -590,3 +616,14 @@ def _bring_masters(
         builder.kernels("cast masters", kernels, stream=stream)
     builder.free("buffers", 4 * numel if is_low else 0, owner=_H2D)
     builder.stream_wait(COMPUTE, builder.record(stream))
+
+
+def _last_users(workload: Workload) -> dict[str, str]:
+    """The first user of each weight whose own module is behind it, by that module. Its backward is last."""
+    users: dict[str, str] = {}
+    names: set[str] = set()
+    for call in (call for segment in workload.segments for call in segment.calls):
+        if call.module.lender and call.module.lender not in names:
+            users.setdefault(call.module.lender, call.name)
+        names.add(call.name)
+    return users
