@@ -293,6 +293,19 @@ def test_cards_slow_as_many_steps_as_there_are_while_states_are_stored() -> None
     assert abs(step.seconds - 1) > 0.1  # a step of 1 s would not tell a quotient from a product
 
 
+def test_a_decoupled_writer_hides_copies_behind_one_forward_and_backward() -> None:
+    """ZeRO-1's rank 0 copies 16.06 GB of parameters and its partition, 12 bytes of each of 8.03e9 / 64, as
+    pageable memory takes it, and commits in less than 0.1 s. What the next forward and backward do not cover
+    waits.
+    """
+    job = job_of("deepspeed", stage=1)
+    copied = (16.06e9 + 12 * 8.03e9 / 64) / job.cluster.offload.pageable_bandwidth
+    for hidden in (0.0, 1.0):
+        step = replace(QUIET, seconds=2.0, copying_seconds=hidden)
+        found = cost({"mode": "async", "format": "deepspeed"}, job=job, step=step)
+        assert found.blocking_seconds == pytest.approx(copied - hidden, abs=0.1)
+
+
 def test_a_save_that_is_not_staged_copies_no_item() -> None:
     """torch stages states item by item, a second each here, before it writes behind the step."""
     rates = FREE.model_copy(update={"staging_seconds": 1.0})
