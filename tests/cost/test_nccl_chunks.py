@@ -20,6 +20,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
         ("ll", 512 * KIB, 1),
         ("ll", 16 * MIB, 32),
         ("ll128", 1 * MIB, 4),
+        ("ll128", 16 * MIB, 15),
         ("ll128", 1 * GIB, 117),
     ],
 )
@@ -28,7 +29,7 @@ def test_pieces_on_16_channels_of_4_nodes_of_8(protocol: str, size: int, pieces:
     chunks and 128 KiB fewer than 4 x 9, 64 KiB give 16, more than 9. 64 MiB: 4 MiB in 64 KiB, as 32 of
     128 KiB are fewer than 4 x 9. 1 GiB: 64 MiB in 512 KiB. LL: always 32 KiB. LL128: (1 + 2 + 0.8) / 8 is
     0.475 steps, so 30 chunks above 128 KiB and 7.6 above 32 KiB; 1 MiB is 65,536 bytes per channel in 18,000;
-    1 GiB 67,108,864 in 576,000."""
+    16 MiB are 1,048,576 in 72,000, which are 14 and so more than 7.6; 1 GiB 67,108,864 in 576,000."""
     assert tree_pieces(protocol, size, 16, 32, 4) == pieces
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from zsim.api import simulate
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective
 from zsim.plan.workload.workload import make_workload
@@ -251,3 +252,25 @@ def test_the_smaller_groups_shard_of_a_trained_embedding_goes_in_backward() -> N
         for each in (found, kept)
     ]
     assert sizes == [256_000, 0]
+
+
+def test_adapters_take_as_long_as_people_saw() -> None:
+    """Qwen-7B with adapters of rank 64 on four of its five products, one A100 of 80 GB, FlashAttention-2:
+    21.3 s (QwenLM/Qwen's README of November 2023).
+    """
+    experiment = Experiment(
+        model={
+            "model_type": "qwen", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "kv_channels": 128, "no_bias": True,
+            "tie_word_embeddings": False, "max_position_embeddings": 8192,
+        },
+        cluster="dgx-a100-80gb",
+        gpus=1,
+        training={
+            "sequence_length": 8192, "gradient_accumulation_steps": 8, "activation_checkpointing": "full",
+            "gradient_clipping": 1.0, "software": "2023", "attention": "flash",
+            "lora": {"rank": 64, "targets": ["c_attn", "attn.c_proj", "w1", "w2"], "dropout": 0.05},
+        },
+        strategy={"kind": "ddp"},
+    )  # fmt: skip
+    assert simulate(experiment).report.step_seconds == pytest.approx(21.3, rel=0.05)

@@ -167,6 +167,17 @@ def test_no_tensor_of_the_intermediate_width_is_whole() -> None:
     assert largest(16) == HIDDEN * WIDTH * 2
 
 
+def test_a_frozen_mlp_in_tiles_asks_for_no_gradient_of_a_weight() -> None:
+    """Adapters of the attention leave the MLP frozen: 0 bytes are no tensor."""
+    training = {"sequence_length": 512, "mlp_tiles": 4, "lora": {"rank": 8}}
+    plan = plan_of({"kind": "ddp"}, **training)
+    assert all(min(change.tensors, default=1) > 0 for change in plan.memory)
+    experiment = zsim.Experiment(
+        model="llama-3.2-1b", cluster="dgx-h100", gpus=2, training=training, strategy={"kind": "ddp"}
+    )
+    assert zsim.simulate(experiment).report.step_seconds > 0
+
+
 def test_tiles_are_torchs_chunks() -> None:
     """torch.chunk(10 rows, 4) gives 3, 3, 3, 1, and of 10 rows in 6 chunks there are five of 2."""
     assert tile_sizes(10, 4) == [3, 3, 3, 1]

@@ -288,7 +288,7 @@ def test_releases_zsim_does_not_know_are_refused(version: str) -> None:
     )
 
 
-@pytest.mark.parametrize("version", ["latest", "0.19", "", "0.19.8rc1"])
+@pytest.mark.parametrize("version", ["latest", "19", "", "0.19.8rc1", "0.19+cu128"])
 def test_what_is_no_release_is_refused(version: str) -> None:
     with pytest.raises(InputError, match=r"is not a DeepSpeed release; expected 0.10.3 to 0.19.8"):
         load({}, version)
@@ -296,6 +296,14 @@ def test_what_is_no_release_is_refused(version: str) -> None:
 
 def test_a_local_build_counts_as_its_release() -> None:
     assert load({}, "v0.19.2+cu128").version == "0.19.2"
+
+
+def test_a_release_without_its_patch_is_the_last_of_them() -> None:
+    assert load({}, "0.16").version == "0.16.9"
+    with pytest.raises(
+        InputError, match=r"DeepSpeed 0\.8 is not known to zsim; expected 0\.10\.3 to 0\.19\.8"
+    ):
+        load({}, "0.8")
 
 
 def test_every_change_has_a_source_and_falls_between_two_known_releases() -> None:

@@ -13,6 +13,8 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.key_index import first_unknown_segment
 from zsim.specs.strategy.registry import STRATEGIES
 
@@ -195,3 +197,16 @@ def test_every_default_is_a_key_of_some_strategy_with_a_source() -> None:
                 assert any(name in strategy.model_fields for strategy in tables), key
             else:
                 assert first_unknown_segment(key.split("."), zsim.Experiment) is None, key
+
+
+def test_a_stated_default_stays_stated_beside_releases_with_another() -> None:
+    """In torch 2.5 FSDP2's optimizers loop over lists by default, so that `fused` has to be written."""
+    experiment = zsim.Experiment(
+        model="gpt2",
+        cluster="dgx-h100",
+        training={"software": "2024", "optimizer_implementation": "fused"},
+        strategy={"kind": "fsdp2"},
+    )
+    assert 'optimizer_implementation = "fused"' in experiment_toml(experiment)
+    plain = experiment.model_copy(update={"training": TrainingTable(optimizer_implementation="fused")})
+    assert "optimizer_implementation" not in experiment_toml(plain)

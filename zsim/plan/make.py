@@ -164,7 +164,7 @@ def _fuses_whole_layers(basis: PlanBasis) -> bool:
 def stages_of(model: ModelSpec, parallelism: ParallelismConfig) -> list[ModelSpec]:
     """The stages of a model, in order, as one rank of each tensor- and context-parallel group has them."""
     if parallelism.is_trivial:
-        return [expand_experts(model, parallelism.experts)]
+        return cut_into_stages(expand_experts(model, parallelism.experts), ())
     if parallelism.fuses_projections:
         model = fuse_projections(model)
     model = context_parallel(tensor_parallel(model, parallelism), parallelism)

@@ -13,7 +13,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
-from zsim.frameworks.megatron.schedule import split_tensors
+from zsim.frameworks.megatron.hybrid_optimizer import split_tensors
 from zsim.plan.ops import Copy, HostWork, Plan
 from zsim.programs.megatron_lm.write import megatron_script
 from zsim.specs.experiment.load import build_experiment

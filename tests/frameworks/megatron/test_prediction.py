@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -21,6 +22,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.prediction import add_prediction_layers, remove_prediction_layers
+from zsim.specs.presets import model_preset_path
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 HIDDEN, VOCAB, TOKENS, LAYERS = 512, 1024, 1024, 4
@@ -45,8 +47,8 @@ def job_of(count: int = 1, **changes: Any) -> Job:
     parallelism = {"expert": 4, "dispatcher": "all-to-all", **changes.pop("parallelism", {})}
     return resolve(
         Experiment(
-            model=MODEL, cluster="dgx-h100", gpus=8, training=training, strategy=strategy,
-            parallelism=parallelism, **changes,
+            model=MODEL | changes.pop("model", {}), cluster="dgx-h100", gpus=8, training=training,
+            strategy=strategy, parallelism=parallelism, **changes,
         )
     )  # fmt: skip
 
@@ -217,24 +219,51 @@ def test_products_of_latent_attention_stay_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("modules", "sums"), [(0, ["model.embed_tokens"]), (1, ["mtp.layers.0", "model.embed_tokens"])]
-)
-def test_a_tied_weight_is_given_a_gradient_by_each_head(modules: int, sums: list[str]) -> None:
-    """Without fused accumulation autograd holds the first head's, adds the second's and frees it, and the
-    embedding's own comes last: as many sums as there are heads, and nothing left after the step."""
+    ("is_tied", "modules", "sums", "held"),
+    [
+        (True, 0, ["model.embed_tokens"], 1),
+        (True, 1, ["mtp.layers.0.lm_head", "mtp.layers.0.embedding", "model.embed_tokens"], 2),
+        (False, 0, [], 0),
+        (False, 1, ["mtp.layers.0.lm_head", "model.embed_tokens"], 2),
+        (False, 2, [
+            "mtp.layers.1.lm_head", "mtp.layers.0.lm_head", "mtp.layers.0.embedding", "model.embed_tokens",
+        ], 3),
+    ],
+)  # fmt: skip
+def test_a_shared_weight_is_given_a_gradient_by_each_module(
+    is_tied: bool, modules: int, sums: list[str], held: int
+) -> None:
+    """Without fused accumulation autograd holds the first gradient of a weight, adds each later one and frees
+    it, and adds the sum to the buffer once. Two modules more use a tied weight with each prediction; of an
+    untied one heads' are summed with heads', embeddings' with embeddings'. Nothing is left after the step.
+    """
     strategy = {"kind": "megatron", "mtp_layers": modules, "gradient_accumulation_fusion": False}
-    job = resolve(Experiment(model="exaone-4.0-1.2b", cluster="dgx-h100", gpus=8, strategy=strategy))
+    config = json.loads(model_preset_path("exaone-4.0-1.2b").read_text(encoding="utf-8"))
+    model = {key: value for key, value in config.items() if key != "_source"} | {
+        "tie_word_embeddings": is_tied
+    }
+    job = resolve(Experiment(model=model, cluster="dgx-h100", gpus=8, strategy=strategy))
     plan = make_plan(job)
-    names = [op.name for op in plan.ops if op.name.startswith("add tied gradient ")]
-    assert len(names) == len(sums)
-    assert all(where in name for where, name in zip(sums, names, strict=True))
-    held, heads = 0, [0]
+    names = [op.name for op in plan.ops]
+    assert [name.removeprefix("add tied gradient ") for name in names if "tied" in name] == sums
+    assert names.count("add gradient model.embed_tokens") == 1
+    assert names.count("add gradient lm_head") == (not is_tied)
+    level, levels = 0, [0]
     for change in plan.memory:
         if change.category == "activations" and abs(change.bytes) == 2 * 102_400 * 2_048:
-            held += change.bytes
-            heads.append(held // abs(change.bytes))
-    assert max(heads) == len(sums)
-    assert held == 0
+            level += change.bytes
+            levels.append(level // abs(change.bytes))
+    assert max(levels) == held
+    assert level == 0
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_stages_have_one_copy_of_what_predictions_share(is_tied: bool) -> None:
+    """The last of two stages has the head's V x h and, where it is not the embedding's, the embedding's."""
+    job = job_of(2, model={"tie_word_embeddings": is_tied}, parallelism={"pipeline": 2, "expert": 1})
+    *_, last = stages_of(job.model, job.parallelism)
+    tables = [module.numel for module in last.after if module.numel >= VOCAB * HIDDEN]
+    assert tables == [VOCAB * HIDDEN] * (1 if is_tied else 2)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -36,42 +36,18 @@ d98e8a64, megatron/core/transformer/attention.py), in each forward of a layer wh
 norms, also where it is recomputed: their weights and biases, put together, are gathered over the data
 parallel group and then over the tensor parallel one, and each of every rank's is compared with the rank's
 own: equality, whether all are, and the host waits for the answer.
-
-# [Note: an optimizer on the CPU]
-With `--optimizer-cpu-offload` fp32 masters and moments are in host memory. Transcribed from
-`HybridDeviceOptimizer` of Megatron-Core 0.16.1 core/optimizer/cpu_offloading/hybrid_optimizer.py, as
-core/optimizer/__init__.py makes it.
-
-# [Note: the fraction]
-Tensors go to the CPU in the optimizer's order until they have that fraction of the rank's elements, the last
-one whole. The others have fp32 masters and moments on the GPU, whatever types the precision-aware optimizer
-was asked for.
-
-# [Note: the step on two devices]
-Gradients are copied to pinned host memory in fp32, cast on the GPU where the buffer has 16 bits (torch casts
-a non-blocking copy on the GPU, 2.13 ATen/native/cuda/Copy.cu). The GPU updates its own tensors. Then each
-optimizer of the CPU waits for its gradients, updates, and copies its masters back, which the GPU casts to the
-model's type. Without `--overlap-cpu-optimizer-d2h-h2d` there is one optimizer of the CPU, on the compute
-stream. With it there is one for every tensor, and copies have streams of their own, so that a tensor is
-updated while others are on their way.
-
-# [Note: masters that are not pinned]
-`--pin-cpu-params` is on by default, but the fp32 copy that it is for is made of a pinned 16-bit one, and is
-not pinned itself. Its copies to the GPU hold the host (up to core 0.19; pull request 4547 mends it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from zsim.cost.kernels.update import (
     accumulate_kernels,
-    cast_kernels,
     cat_launches,
     fill_kernels,
     norm_kernels,
 )
-from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.megatron.buffer import (
     Bucket,
@@ -82,20 +58,19 @@ from zsim.frameworks.megatron.buffer import (
     quantize_masters,
 )
 from zsim.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
-from zsim.frameworks.megatron.optimizer_step import prepare_gradients, state_sizes, update_parameters
+from zsim.frameworks.megatron.hybrid_optimizer import hybrid_states, update_on_two_devices
+from zsim.frameworks.megatron.optimizer_step import state_sizes, update_parameters
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels, read_scalar
 from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import CollectiveKind, Group, Memory
-from zsim.plan.shared.host_side import HostSide
-from zsim.plan.shared.optimizer import UPDATE, frozen_bytes, partition_states, update
+from zsim.plan.shared.optimizer import frozen_bytes, partition_states
 from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
-from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.mesh import TENSOR
-from zsim.specs.strategy.training import TrainingConfig
 
 _PAIR = 2  # the norms of queries and of keys have parameters alike
 
@@ -145,6 +120,8 @@ class MegatronSchedule(BlockTimedHooks):
         self._ready: set[int] = set()  # buckets whose parameters compute has waited for
         self._micro_batch, self._is_last, self._schedule_reduces = 0, True, False
         self._tied = TiedGradient(self.builder, strategy.param_dtype)
+        self._last_users = _last_users(workload)
+        self._waiting: dict[str, tuple[ModuleCall, Parameter]] = {}  # by the module of the weight
 
     def make_buffers(self, bucket_size: int | None) -> list[GroupBuffer]:
         """The buffers. See [Note: two buffers]."""
@@ -304,20 +281,44 @@ class MegatronSchedule(BlockTimedHooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Add the gradients to the buffer, reduce complete buckets. See [Note: where a gradient goes]."""
-        if call.borrowed_gradient_numel and not self.strategy.fuses_accumulation:
-            self._tied.add(call)
+        if numel := self._borrowed_gradient_numel(call):
+            self._tied.add(call, numel)
         for parameter in reversed(call.trainable_parameters):
-            self._add_gradient(call, parameter)
-            bucket = self._bucket_of[call.parameter_name(parameter)]
-            self._missing[bucket.number] -= 1
-            is_due = self._is_last and not self._schedule_reduces and not self._missing[bucket.number]
-            if self.strategy.overlap_grad_reduce and is_due:
-                self._reduce(bucket, NCCL)
+            if call.name in self._last_users and parameter.name == "weight":
+                self._waiting[call.name] = call, parameter
+                if not self._is_fused(call, parameter):
+                    self._tied.hold(call.name, parameter.numel)
+            else:
+                self._finish_gradient(call, parameter)
+        lender = call.module.lender
+        if lender in self._waiting and self._last_users[lender] == call.name:
+            self._tied.release(lender)
+            self._finish_gradient(*self._waiting.pop(lender))
+
+    def _borrowed_gradient_numel(self, call: ModuleCall) -> int:
+        """Elements of the gradient that a module makes for another's weight, and does not add to the buffer
+        itself as a fused product does.
+        """
+        module = call.module
+        if module.role is Role.EMBEDDING:
+            return 0 if module.has_weight or module.borrows_frozen else module.op_spec.weight_numel
+        return 0 if self.strategy.fuses_accumulation else call.borrowed_gradient_numel
+
+    def _finish_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
+        self._add_gradient(call, parameter)
+        bucket = self._bucket_of[call.parameter_name(parameter)]
+        self._missing[bucket.number] -= 1
+        is_due = self._is_last and not self._schedule_reduces and not self._missing[bucket.number]
+        if self.strategy.overlap_grad_reduce and is_due:
+            self._reduce(bucket, NCCL)
+
+    def _is_fused(self, call: ModuleCall, parameter: Parameter) -> bool:
+        is_weight = call.module.role in (Role.PRODUCT, Role.EXPERT_PRODUCT) and parameter.name == "weight"
+        return self.strategy.fuses_accumulation and is_weight
 
     def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         builder, strategy = self.builder, self.strategy
-        is_weight = call.module.role in (Role.PRODUCT, Role.EXPERT_PRODUCT) and parameter.name == "weight"
-        if strategy.fuses_accumulation and is_weight:
+        if self._is_fused(call, parameter):
             return
         size = parameter.numel * self.param_bytes
         self._tied.finish(call, parameter.numel)
@@ -499,94 +500,12 @@ def run_realtime_tests(
                 read_scalar(builder, "whether norms are equal", dtype, [])
 
 
-_D2H, _H2D = "gradients to host", "masters from host"
-_STATES = 3  # fp32: the master and two moments
-
-
-def split_tensors(numels: Sequence[int], fraction: float) -> tuple[list[int], list[int]]:
-    """The tensors that the CPU updates, and those that the GPU does. See [Note: the fraction]."""
-    threshold, offloaded = sum(numels) * fraction, 0
-    on_cpu: list[int] = []
-    for numel in numels:
-        if offloaded >= threshold:
-            break
-        on_cpu.append(numel)
-        offloaded += numel
-    return on_cpu, list(numels[len(on_cpu) :])
-
-
-def hybrid_states(strategy: MegatronConfig, numels: Sequence[int]) -> list[Memory]:
-    """The states of a rank's tensors on both devices. Gradients in fp32 stay in pinned host memory, and where
-    the buffer has 16 bits on the GPU.
-    """
-    assert strategy.offload is not None
-    on_cpu, on_gpu = (sum(part) for part in split_tensors(numels, strategy.offload.fraction))
-    copies = 0 if strategy.grad_dtype == "fp32" else 4 * on_gpu
-    return [
-        Memory("optimizer_states", 4 * _STATES * on_cpu, "host"),
-        Memory("gradients", 4 * on_cpu, "host", is_pinned=True),
-        Memory("optimizer_states", 4 * _STATES * on_gpu),
-        Memory("gradients", copies),
-    ]
-
-
-def update_on_two_devices(
-    builder: PlanBuilder,
-    strategy: MegatronConfig,
-    training: TrainingConfig,
-    numels: Sequence[int],
-    groups: Sequence[str],
-) -> None:
-    """Issue the update of this rank's elements of each tensor. See [Note: the step on two devices]."""
-    prepare_gradients(builder, strategy, training, [numels], groups)
-    if strategy.skips_update:
-        return
-    assert strategy.offload is not None
-    on_cpu, on_gpu = split_tensors(numels, strategy.offload.fraction)
-    host, overlaps = HostSide(builder), strategy.offload.overlaps
-    d2h, h2d = (_D2H, _H2D) if overlaps else (COMPUTE, COMPUTE)
-    builder.wait_stream(d2h, COMPUTE)
-    if strategy.grad_dtype != "fp32" and on_gpu:
-        casts = cast_kernels(sum(on_gpu), strategy.grad_dtype, "fp32")
-        builder.kernels("cast gradients to fp32", casts, stream=d2h)
-    batches = [[numel] for numel in on_cpu] if overlaps else [on_cpu] if on_cpu else []
-    arrivals = [_send_gradients(builder, host, strategy, batch, d2h) for batch in batches]
-    if on_gpu:
-        update(
-            builder, training, UpdatedTensor.flat(on_gpu), gradient_dtype="fp32", state_dtype="fp32",
-            low_precision_copy=True,
-        )  # fmt: skip
-    for number, (batch, arrival) in enumerate(zip(batches, arrivals, strict=True)):
-        numel, label = sum(batch), f"{UPDATE} {number} on the CPU" if overlaps else f"{UPDATE} on the CPU"
-        builder.host_wait(arrival)
-        host.optimizer(label, numel, training.optimizer, "fused")
-        _bring_masters(builder, host, strategy, numel, h2d)
-
-
-def _send_gradients(
-    builder: PlanBuilder, host: HostSide, strategy: MegatronConfig, numels: Sequence[int], stream: str
-) -> int | None:
-    """Copy the gradients of an optimizer of the CPU to it, and return the event of the last copy."""
-    numel = sum(numels)
-    cast = 4 * numel if strategy.grad_dtype != "fp32" else 0
-    builder.allocate("buffers", cast, owner=_D2H)
-    if cast:
-        builder.kernels("cast gradients", cast_kernels(numel, strategy.grad_dtype, "fp32"), stream=stream)
-    event = host.copy("gradients to host", "d2h", 4 * numel, stream)
-    builder.free("buffers", cast, owner=_D2H)
-    return event
-
-
-def _bring_masters(
-    builder: PlanBuilder, host: HostSide, strategy: MegatronConfig, numel: int, stream: str
-) -> None:
-    """Copy updated masters to the GPU, and cast them into the model's weights. Computation waits for it."""
-    builder.wait_stream(stream, COMPUTE)
-    is_low = strategy.param_dtype != "fp32"
-    builder.allocate("buffers", 4 * numel if is_low else 0, owner=_H2D)
-    host.copy("masters from host", "h2d", 4 * numel, stream, is_pinned=False)
-    if is_low:
-        kernels = cast_kernels(numel, "fp32", strategy.param_dtype)
-        builder.kernels("cast masters", kernels, stream=stream)
-    builder.free("buffers", 4 * numel if is_low else 0, owner=_H2D)
-    builder.stream_wait(COMPUTE, builder.record(stream))
+def _last_users(workload: Workload) -> dict[str, str]:
+    """The first user of each weight whose own module is behind it, by that module. Its backward is last."""
+    users: dict[str, str] = {}
+    names: set[str] = set()
+    for call in (call for segment in workload.segments for call in segment.calls):
+        if call.module.lender and call.module.lender not in names:
+            users.setdefault(call.module.lender, call.name)
+        names.add(call.name)
+    return users

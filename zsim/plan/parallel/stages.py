@@ -14,7 +14,7 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
     after them. A tied head gets its own copy of the embedding's weight, whose gradients the two stages sum
     up, as does the embedding of multi-token prediction."""
     if len(layers_per_stage) < 2:
-        return [model]
+        return [replace(model, after=_name_lenders(model.after))] if model.num_prediction_layers else [model]
     stages, first, last = [], 0, len(layers_per_stage) - 1
     for number, layers in enumerate(layers_per_stage):
         stages.append(
@@ -65,14 +65,32 @@ def tied_numel(model: ModelSpec) -> int:
 
 def _modules_after_blocks(model: ModelSpec) -> tuple[Module, ...]:
     """The last stage's modules after the blocks. Of several that share a weight, one has a copy of it."""
-    modules = [_add_head_weight(module) if model.is_tied else module for module in model.after]
-    embeddings = [number for number, candidate in enumerate(modules) if candidate.role is Role.EMBEDDING]
-    for number in embeddings[: 0 if model.is_tied else 1]:
-        (table,) = operations_of(modules[number : number + 1], Embedding)
-        modules[number] = replace(
-            modules[number], parameters=(Parameter("weight", (table.rows, table.width)),)
+    modules = list(model.after)
+    readers = Role.PRODUCT if model.is_tied else Role.EMBEDDING
+    numbers = [number for number, module in enumerate(modules) if module.role is readers]
+    if model.is_tied:
+        modules[numbers[-1]] = _add_head_weight(modules[numbers[-1]])
+    elif numbers:
+        (table,) = operations_of([modules[numbers[0]]], Embedding)
+        modules[numbers[0]] = replace(
+            modules[numbers[0]], parameters=(Parameter("weight", (table.rows, table.width)),)
         )
-    return tuple(modules)
+    return _name_lenders(modules, is_tied=model.is_tied)
+
+
+def _name_lenders(modules: Sequence[Module], *, is_tied: bool = False) -> tuple[Module, ...]:
+    """Modules after the blocks, of which heads and embeddings of multi-token prediction name the module among
+    them whose weight they use. A tied stage's head has the weight of both.
+    """
+    names = {module.role: module.name for module in modules if module.has_weight}
+    head = names.get(Role.PRODUCT, "")
+    lenders = {Role.PRODUCT: head, Role.EMBEDDING: head if is_tied else names.get(Role.EMBEDDING, "")}
+    return tuple(
+        replace(module, lender=lenders[module.role])
+        if module.role in lenders and not module.has_weight
+        else module
+        for module in modules
+    )
 
 
 def _add_head_weight(module: Module) -> Module:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches
 from zsim.dtypes import DTYPE_BYTES
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.stage import EMBEDDING, Stage
@@ -53,7 +54,7 @@ class TiedGradient:
     weight to later layers.
 
     autograd holds the first gradient in the weight's `dtype`, adds each later one to it, and frees the later
-    one. The weight's own module adds its gradient last.
+    one. The weight's own module adds its gradient last, or holds it first (`hold`, `release`).
     """
 
     def __init__(self, builder: PlanBuilder, dtype: str, owner: str = "") -> None:
@@ -64,17 +65,26 @@ class TiedGradient:
     def held_numel(self) -> int:
         return sum(self._held.values())
 
-    def add(self, call: ModuleCall) -> None:
-        """Hold the gradient that `call` makes for the weight it borrows."""
-        numel = call.borrowed_gradient_numel
+    def add(self, call: ModuleCall, numel: int) -> None:
+        """Hold the gradient of `numel` elements that `call` makes for the weight it borrows."""
         self._builder.allocate("activations", numel * DTYPE_BYTES[self._dtype], owner=self._owner)
         if call.module.lender in self._held:
             self._add_and_free(call, numel)
         self._held[call.module.lender] = numel
 
+    def hold(self, lender: str, numel: int) -> None:
+        """Hold the gradient of the weight's own module, where backward comes to that module first."""
+        self._builder.allocate("activations", numel * DTYPE_BYTES[self._dtype], owner=self._owner)
+        self._held[lender] = numel
+
+    def release(self, lender: str) -> None:
+        """Free what is held for a weight, the sum of all."""
+        if numel := self._held.pop(lender, 0):
+            self._builder.free("activations", numel * DTYPE_BYTES[self._dtype], owner=self._owner)
+
     def finish(self, call: ModuleCall, numel: int) -> None:
         """Add the held gradient to that of a parameter of `numel` elements, if it is of this parameter."""
-        lender = call.name if call.name in self._held else ""
+        lender = call.name if call.name in self._held or call.module.role is not Role.EMBEDDING else ""
         if numel == self._held.get(lender):
             self._add_and_free(call, numel)
             del self._held[lender]

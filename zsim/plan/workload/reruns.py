@@ -43,7 +43,7 @@ from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.mixers.gated_norm import GatedNorm
 from zsim.operations.operation import Role
 from zsim.operations.router import Router
-from zsim.operations.tensors import ModuleTensors
+from zsim.operations.tensors import ModuleTensors, Sizes
 from zsim.plan.builder import move_kernels
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued_work import kernels_of, launches_of, num_launches
@@ -275,13 +275,14 @@ def tile_mlp(
         )
     backward = tuple(_backward(members, work_of_tile, sizes, stream_bytes, options))
     last = run.stop - 1
-    tensors = (
+    tensors: Sizes = (
         stream_bytes,  # the gradient of the output, and of the input
         stream_bytes,
         sum(work.saved_bytes for work in largest),
         max(work.backward_extra_bytes for work in largest),
         max(module.trainable_numel for module in members) * e,
     )
+    tensors = tuple(size for size in tensors if size)  # a frozen MLP has no gradient of a weight
     changed[last] = replace(
         changed[last],
         backward=Kernels(backward),

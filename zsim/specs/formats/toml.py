@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.reading import NULL
+from zsim.resources import preset_table
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.units import AS_IN_FILES
@@ -30,6 +31,14 @@ def experiment_toml(experiment: Experiment, comment: str = "") -> str:
         data["model"] = experiment.model.function or None
         comment = f"{comment}\n{_capture_comment(experiment.model)}".strip()
     data["strategy"] = {"kind": experiment.strategy.kind, **data.get("strategy", {})}
+    if experiment.training.software is not None:  # releases have other defaults
+        stated = experiment.model_dump(
+            exclude_unset=True, include={"training", "strategy"}, context=AS_IN_FILES
+        )
+        for entry in preset_table("software")["default"]:
+            table, _, key = entry["key"].partition(".")
+            if key in stated.get(table, {}):
+                data.setdefault(table, {})[key] = stated[table][key]
     return experiment_text(data, comment)
 
 

@@ -147,14 +147,15 @@ CHANGES: dict[str, ReleaseChange] = {
 
 
 def parse_release(text: str, where: str) -> Release:
-    """`"0.19.8"` -> Release.
+    """`"0.19.8"` -> Release, and `"0.19"` that of its last patch.
 
     Raises InputError, whose message begins with `where`, for anything that is not a known release.
     """
-    match = re.fullmatch(r"v?(\d+)\.(\d+)\.(\d+)(?:\+\S+)?", str(text).strip())
+    match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+)(?:\+\S+)?)?", str(text).strip())
     if match is None:
         raise InputError(f"{where}: '{text}' is not a DeepSpeed release; expected {OLDEST} to {NEWEST}")
-    major, minor, patch = (int(part) for part in match.groups())
+    major, minor = int(match[1]), int(match[2])
+    patch = int(match[3]) if match[3] else _LAST_PATCH.get(minor, 0)
     is_supported = major == 0 and patch <= _LAST_PATCH.get(minor, -1) and (minor, patch) >= (10, 3)
     if not is_supported:
         raise InputError(f"{where}: DeepSpeed {text} is not known to zsim; expected {OLDEST} to {NEWEST}")

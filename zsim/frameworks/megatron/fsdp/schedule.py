@@ -274,7 +274,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         if call.borrowed_gradient_numel and not self.strategy.fuses_accumulation:
-            self._tied.add(call)
+            self._tied.add(call, call.borrowed_gradient_numel)
         fsdp = self.fsdp
         is_due = fsdp.shards_gradients or (fsdp.overlaps_gradients and self._is_last)
         for parameter in reversed(call.trainable_parameters):
