@@ -93,6 +93,14 @@ def test_what_all_sources_of_a_regime_err_to_one_side_moves_the_interval(make_ru
     assert ends == pytest.approx((-0.006, 0.15 * 0.97778 + 0.1), abs=1e-5)
 
 
+def test_old_gpus_do_not_move_the_interval_of_new_ones(make_run: Make) -> None:
+    """V100's sources, 0.2 too fast, are a regime of their own: H100's of the same framework are right."""
+    runs = [make_run(f"old {n}", 0.2, gpu="v100-sxm3-32gb") for n in range(4)]
+    runs += [make_run(f"new {n}", 0.01 * (-1) ** n, gpu="h100-sxm-80gb") for n in range(4)]
+    old = replace(FEATURES, gpu="v100-sxm3-32gb")
+    assert mean_errors(runs) == {old.regime: pytest.approx(0.2)}
+
+
 def test_a_source_moves_the_interval_by_its_median_and_never_by_more_than_the_largest(make_run: Make) -> None:
     """Two sources at 0.2, one with a row in three at 2.0: 0.2 as well. One at 1.0 counts as 0.25: the mean is
     0.2125, the variance 0.000625, which is 0.00015625 of its own in 0.04515625: 0.99654 of it counts."""
