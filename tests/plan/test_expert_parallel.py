@@ -20,7 +20,7 @@ from zsim.specs.experiment.labels import parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ExchangeLibrary
-from zsim.specs.strategy.experts import expected_partitions
+from zsim.specs.strategy.experts import expected_partitions, partitions_in_turn
 
 LAYERS, HIDDEN, WIDTH, EXPERTS, TOP_K, TOKENS = 2, 256, 64, 16, 4, 512
 TINY: dict[str, Any] = {
@@ -145,6 +145,24 @@ def test_a_merging_dispatcher_sends_a_token_once_to_every_rank() -> None:
     assert expected_partitions(16, 4, 8) == pytest.approx(reached)
     plan = make_plan(job_of(SHARDED, {"expert": 8, "dispatcher": "deepep"}))
     assert calls(plan) == {("all_to_all", "expert", round(TOKENS * reached) * HIDDEN * 2, "bf16"): 2 * LAYERS}
+
+
+def test_torchtitan_forces_balance_in_turn_so_that_a_token_reaches_few_ranks() -> None:
+    """Token t has experts 4 t to 4 t + 3 of 16: of 8 ranks with 2 each it reaches 2, of 4 with 4 one. With 3
+    experts a token starts at any: it reaches 2 of 8 ranks, and of 4 ranks 1 or 2. Megatron draws scores:
+    8 (1 - C(14, 4) / C(16, 4))."""
+    assert partitions_in_turn(16, 4, 8) == 2
+    assert partitions_in_turn(16, 4, 4) == 1
+    assert partitions_in_turn(16, 3, 8) == 2
+    assert partitions_in_turn(16, 3, 4) == 1.5  # starts 0 and 1 of 4 reach one, 2 and 3 two
+    for strategy, reached in ((TITAN, 2), (SHARDED, 8 * (1 - comb(14, 4) / comb(16, 4)))):
+        plan = make_plan(job_of(strategy, {"expert": 8, "dispatcher": "deepep", "expert_imbalance": 1}))
+        sizes = {
+            num_bytes
+            for kind, group, num_bytes, _ in calls(plan)
+            if (kind, group) == ("all_to_all", "expert")
+        }
+        assert sizes == {round(TOKENS * reached) * HIDDEN * 2}
 
 
 def test_across_nodes_it_sends_a_token_once_to_every_node() -> None:

@@ -188,7 +188,11 @@ def test_torchtitans_degrees_are_read_and_written(tmp_path: Path) -> None:
     assert (both.ranks, both.tensor) == (8, 2)
     job = titan(tmp_path, 'expert_parallel_comm_backend = "deepep"\n')
     assert job.parallelism.experts.dispatcher == "deepep"
+    forced = titan(tmp_path, "[debug]\nmoe_force_load_balance = true\n")
+    assert forced.parallelism.experts.imbalance == 1 < experts.imbalance
+    assert "moe_force_load_balance = true" in export_files(forced).files["torchtitan.toml"]
     text = export_files(job).files["torchtitan.toml"]
+    assert "moe_force_load_balance" not in text
     for line in ("expert_parallel_degree = 8", "expert_tensor_parallel_degree = 1", '"deepep"'):
         assert line in text
 

@@ -236,8 +236,10 @@ TABLES = (
     ),
     KernelTable(
         "short convolutions", "gdn.parquet",
+        # On A100 131,072 tokens take 0.8 ms with 6,144 channels as with 12,288, which is four times what its
+        # memory moves: not all channels were computed.
         lambda row: row["kernel_source"] == "causal_conv1d_fn" and row["engine"] != "trtllm"
-        and _is_long(row), _convolution, (*_CONTEXT, *_HEADS),
+        and row["gpu"] != "a100_sxm" and _is_long(row), _convolution, (*_CONTEXT, *_HEADS),
     ),
     KernelTable(
         "sparse attention", "glm5_dsa_attention.parquet", _is_sparse, _of_glm("sparse_attention"),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import copysign, log, sqrt
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, ValidatedRuns, exclude_source
 from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates, settings_left_open
 
-LARGEST = 0.5  # of an error in the fit: beyond it nothing of the setup is as it was taken to be
+# Of an error in the fits: a larger one tells of a setup that is not as it was taken to be, not of a respect
+# of the job. The quantiles count it whole.
+LARGEST = 0.25
 _SHRINKAGE = 0.3  # what a part needs, in sources and errors, before it counts; nothing holds back the first
 _NAMES = (*RESPECTS_OF_JOBS, *RESPECTS)
 
@@ -108,15 +110,16 @@ def _less_inputs(run: ValidatedRun, error: float) -> float:
 
 
 def mean_errors(judged: Sequence[ValidatedRun]) -> dict[str, float]:
-    """The mean error of each regime's sources, shrunk to zero as far as it may be chance
-    (`zsim.validated.spread`). Regimes whose mean is all chance, or of fewer than three sources, are left out.
+    """The mean of the median errors of each regime's sources, shrunk to zero as far as it may be chance
+    (`zsim.validated.spread`). A median beyond `LARGEST` counts as `LARGEST`. Regimes whose mean is all
+    chance, or of fewer than three sources, are left out.
     """
     errors: dict[str, dict[str, list[float]]] = {}
     for run in judged:
         errors.setdefault(run.features.regime, {}).setdefault(run.source, []).append(run.error_for_others)
     means = {}
     for regime, errors_per_source in sorted(errors.items()):
-        of_sources = [fmean(own) for own in errors_per_source.values()]
+        of_sources = [max(-LARGEST, min(LARGEST, median(own))) for own in errors_per_source.values()]
         mean = fmean(of_sources)
         if len(of_sources) < MIN_SOURCES or not mean:
             continue

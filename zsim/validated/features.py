@@ -23,6 +23,7 @@ _SHARES = (
     (HOST, "host_bound", 0.1),
 )
 
+_CHIPS_WITHOUT_BF16 = ("v100", "t4")
 _EXTRA_PARALLELISM = re.compile(r" \+ (TP|CP|PP|EP)\b")
 NUM_CELLS = 5  # that a job belongs to
 
@@ -65,9 +66,15 @@ class Features:
         return self.nodes > 1
 
     @property
+    def lacks_bf16(self) -> bool:
+        """Whether the GPU is older than bf16, and so are the kernels and the software of its runs."""
+        return self.chip in _CHIPS_WITHOUT_BF16
+
+    @property
     def regime(self) -> str:
-        """E.g. "FSDP, several nodes"."""
-        return f"{self.framework}, {'several nodes' if self.is_several else 'one node'}"
+        """E.g. "FSDP, several nodes". Its sources err to one side for reasons of their own."""
+        nodes = "several nodes" if self.is_several else "one node"
+        return f"{self.framework}, {nodes}{', GPUs without bf16' if self.lacks_bf16 else ''}"
 
     @property
     def is_shared(self) -> bool:

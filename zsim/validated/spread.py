@@ -14,10 +14,11 @@ no run of another source vouches for it (`zsim.validated.extrapolation`). The pa
 errors, none of them below zero. Settings that the job leaves open (`OPEN_SENTENCES`) are inputs that may be
 otherwise: the spread of the step over their choices adds to it in squares.
 
-Where the sources of a regime (a framework, on one node or on several) err to the same side, the interval is
-about their mean error and not about zero: what is not explained moves the interval, and never the prediction.
-The mean m of n sources counts as far as it is more than chance, m (1 - s^2 / n m^2), the positive-part
-shrinkage of W. James and C. Stein ("Estimation with quadratic loss", 1961) with the sources' variance s^2.
+Where the sources of a regime (a framework, on one node or on several, GPUs of before bf16 apart) err to the
+same side, the interval is about the mean of their median errors and not about zero: what is not explained
+moves the interval, and never the prediction. The mean m of n sources counts as far as it is more than chance,
+m (1 - s^2 / n m^2), the positive-part shrinkage of W. James and C. Stein ("Estimation with quadratic loss",
+1961) with the sources' variance s^2.
 
 The interval lies between two quantiles of signed errors in units of the spread, so that it may be wider on
 one side. Each source is judged by parts and quantiles of the others (docs/accuracy.md), so that coverage is
@@ -65,6 +66,9 @@ RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
     "offloading": JobRespect(lambda job: job.is_offloaded or job.binding == OFFLOADING, "offloading"),
     "mixture": JobRespect(lambda job: job.is_mixture, "a mixture of experts"),
     "low precision": JobRespect(lambda job: job.is_low_precision, "products in 8 or 4 bits"),
+    "no bf16": JobRespect(
+        lambda job: job.lacks_bf16, "a GPU without bf16, with kernels and software of its time"
+    ),
 }
 """By name; the first holds for every job."""
 

@@ -120,6 +120,7 @@ TORCHTITAN = ExpertLibrary(
     dispatch="rows",
     splits_with_products=True,
     separates_gate=True,
+    balances_in_turn=True,  # `_debug_force_load_balance_routing`
 )
 TORCHTITAN_DEEPEP = replace(TORCHTITAN, kernels=_TORCHTITAN_DEEPEP_KERNELS)
 KEMPNERFORGE = ExpertLibrary(

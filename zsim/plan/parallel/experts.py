@@ -51,7 +51,12 @@ from zsim.specs.model.spec import (
     Parameter,
 )
 from zsim.specs.strategy.expert_library import ExpertLibrary
-from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, ExpertSplit, expected_partitions
+from zsim.specs.strategy.experts import (
+    DEDUPLICATING_DISPATCHERS,
+    ExpertSplit,
+    expected_partitions,
+    partitions_in_turn,
+)
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
 
 # Activations that Megatron multiplies by the scores in the same kernel, by whether they are gated: the fused
@@ -283,9 +288,8 @@ class _Layer:
 
     def _library_dispatch(self) -> list[Module]:
         """[Note: whose dispatch], deepep and hybridep."""
-        split, choice, k = self.split, self.choice, self.work.top_k
-        groups = choice.num_groups, choice.top_groups
-        reached = expected_partitions(self.work.num_experts, k, split.ranks, *groups) * split.tensor
+        split, k = self.split, self.work.top_k
+        reached = self._reached_partitions(split.ranks) * split.tensor
         received = reached * split.imbalance
         rows = k * split.tensor * split.imbalance / received
         shards = split.token_ranks
@@ -301,16 +305,20 @@ class _Layer:
             *self._shared_sum(),
         ]
 
+    def _reached_partitions(self, partitions: int) -> float:
+        """Mean number of equal partitions of the experts that hold one of a token's."""
+        experts, k, choice = self.work.num_experts, self.work.top_k, self.choice
+        if self.split.library.balances_in_turn and self.split.imbalance == 1:
+            return partitions_in_turn(experts, k, partitions)
+        return expected_partitions(experts, k, partitions, choice.num_groups, choice.top_groups)
+
     def _send_tokens(self, name: str, reached: float) -> list[Module]:
         """Send a token to every rank that it reaches, across nodes once per node, and on among its ranks."""
         split, group = self.split, self._layer_group()
         if split.nodes == 1:
             exchange = self._library_exchange(split.members, group)
             return [self._exchange(f"{name} tokens", exchange, reached, split.token_ranks)]
-        choice, per_node = self.choice, split.members // split.nodes
-        nodes = expected_partitions(
-            self.work.num_experts, self.work.top_k, split.nodes, choice.num_groups, choice.top_groups
-        )
+        per_node, nodes = split.members // split.nodes, self._reached_partitions(split.nodes)
         forwards = reached * (1 - 1 / per_node) / (nodes * (1 - 1 / split.nodes))
         inter_node = self._library_exchange(split.nodes, EXPERT_RAIL, forwards)
         exchanges = [self._exchange(f"{name} tokens between nodes", inter_node, nodes, split.token_ranks)]

@@ -47,6 +47,7 @@ TENSOR_DEGREE = "parallelism.tensor_parallel_degree"
 PIPELINE_DEGREE = "parallelism.pipeline_parallel_degree"
 CONTEXT_DEGREE = "parallelism.context_parallel_degree"
 EXPERT_DEGREE = "parallelism.expert_parallel_degree"
+FORCED_BALANCE = "debug.moe_force_load_balance"
 EXPERT_TENSOR_DEGREE = "parallelism.expert_tensor_parallel_degree"
 
 # torch 2.13's `get_schedule_class`, which compares in lower case.
@@ -143,6 +144,7 @@ EXPERT_KEYS = (
         "parallelism.expert_parallel_comm_backend", str, "the library that dispatches tokens",
         "parallelism.dispatcher", is_plain=True, values=COMM_BACKENDS, tuned=(), source=_TITAN_DEGREES,
     ),
+    ProgramKey(FORCED_BALANCE, bool, "whether tokens are given their experts in turn"),
 )  # fmt: skip
 _DEGREES = (
     ProgramKey(

@@ -20,6 +20,7 @@ from zsim.programs.torchtitan.keys import (
     EXPERT_DEGREE,
     EXPERT_KEYS,
     EXPERT_TENSOR_DEGREE,
+    FORCED_BALANCE,
     PIPELINE_DEGREE,
     PIPELINE_KEYS,
     SCHEDULES,
@@ -113,6 +114,8 @@ def _read_experts(settings: FileValues) -> None:
     (`expert_parallel_comm_backend`).
     """
     settings.read(EXPERT_TENSOR_DEGREE, "parallelism.expert_parallel_comm_backend")
+    if settings.get(FORCED_BALANCE, False):
+        settings.put("parallelism.expert_imbalance", 1.0, FORCED_BALANCE)
 
 
 def _read_pipeline(settings: FileValues) -> None:

@@ -164,6 +164,8 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
     }
     if training.precision == "fp8":
         sections["quantize"] = {"linear": _quantize(strategy, training)}
+    if job.experiment.parallelism.expert_imbalance == 1:
+        sections["debug"] = {"moe_force_load_balance": True}
     return sections
 
 

@@ -76,6 +76,8 @@ class ExpertLibrary:
     """The scores are a factor of the experts' activation."""
     scales_biases: bool = False
     """Products on streams multiply an expert's bias by the row's score."""
+    balances_in_turn: bool = False
+    """Forced balance gives token after token its k consecutive experts, and does not draw them."""
 
 
 TRANSFORMERS = ExpertLibrary()

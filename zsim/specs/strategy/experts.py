@@ -23,8 +23,8 @@ and to exchange, as many rows as the fullest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb, log2, sqrt
-from statistics import NormalDist
+from math import comb, gcd, log2, sqrt
+from statistics import NormalDist, fmean
 from typing import Literal
 
 import numpy as np
@@ -154,6 +154,14 @@ def expected_partitions(
         )
         missed += ways / comb(num_groups, top_groups) * comb(candidates - chosen * experts_per_group, top_k)
     return partitions * (1.0 - missed / comb(candidates, top_k))
+
+
+def partitions_in_turn(num_experts: int, top_k: int, partitions: int) -> float:
+    """Mean number of `partitions` equal partitions of the experts that hold one of a token's `top_k`, where
+    token t has experts t k to t k + k - 1, modulo their number."""
+    size, starts = num_experts // partitions, range(0, num_experts, gcd(num_experts, top_k))
+    reached = ((start + top_k - 1) // size - start // size + 1 for start in starts)
+    return fmean(min(partitions, number) for number in reached)
 
 
 _PRESET = PRESETS / "expert_spreads.toml"
