@@ -42,7 +42,7 @@ class DeepSpeedEngine(Hooks):
         ranks of AutoTP.
         """
         if call.module.lender and call.borrowed_gradient_numel:
-            self._lent.add(call)
+            self._lent.add(call, call.borrowed_gradient_numel)
         for parameter in call.trainable_parameters:
             self._lent.finish(call, parameter.numel)
         if self.stage.parallelism.style != AUTOTP:
