@@ -96,6 +96,17 @@ def read_experiments(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def memory_figures(report: Report) -> dict[str, int]:
+    """The fullest GPU's peak bytes by the figure that people publish: "allocated" and "reserved" of torch,
+    and "device", which nvidia-smi shows. Where torch's allocator was not simulated it reserves what it
+    allocates.
+    """
+    allocated, memory = allocated_bytes(report), reserved_memory(report)
+    reserved = allocated if memory is None else max(allocated, memory.torch_bytes)
+    outside = report.peaks["gpu"].at_total.get("framework", 0)
+    return {"allocated": allocated, "reserved": reserved, "device": reserved + outside}
+
+
 def predict_experiment(row: Mapping[str, Any], *, is_studied: bool = False) -> ExperimentError:
     """The step and memory of one row, with what was found out of its source if it `is_studied`."""
     found = next((name for name in _MEMORY if row.get(f"measured_{name}_gb")), None)
@@ -248,14 +259,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-def memory_figures(report: Report) -> dict[str, int]:
-    """The fullest GPU's peak bytes by the figure that people publish: "allocated" and "reserved" of torch,
-    and "device", which nvidia-smi shows. Where torch's allocator was not simulated it reserves what it
-    allocates.
-    """
-    allocated, memory = allocated_bytes(report), reserved_memory(report)
-    reserved = allocated if memory is None else max(allocated, memory.torch_bytes)
-    outside = report.peaks["gpu"].at_total.get("framework", 0)
-    return {"allocated": allocated, "reserved": reserved, "device": reserved + outside}
