@@ -153,7 +153,7 @@ class Fsdp1Schedule(Hooks):
         needs_unshard = self.is_sharded and not handle.is_unsharded
         low_shard = unit.shard_numel * unit.types.param_bytes if unit.types.casts_shards else 0
         if needs_unshard or not self.is_sharded:
-            hooks = "fsdp1_forward" if builder.phase == "forward" else "fsdp1_unshard"
+            hooks = "fsdp1_unshard" if builder.phase == "backward" else "fsdp1_forward"
             builder.host(f"unshard {unit.name}", overhead=hooks, module=unit.path)
             views, events = "fsdp1_flat_view", unit.num_parameters
             if self.strategy.use_orig_params:
