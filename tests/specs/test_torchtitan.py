@@ -88,7 +88,7 @@ def test_a_toml_is_an_fsdp2_experiment(tmp_path: Path) -> None:
     training, strategy = experiment.training, of_kind(experiment.strategy, Fsdp2Table)
     assert experiment.model == "llama-3-8b"
     assert (training.micro_batch_size, training.sequence_length) == (2, 8192)
-    assert training.activation_checkpointing == "selective-op"
+    assert (training.activation_checkpointing, training.checkpoint_stops_early) == ("selective-op", False)
     assert training.gradient_clipping == 1.0
     assert (strategy.kind, strategy.wrapping) == ("fsdp2", "torchtitan")
     assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "fp32")

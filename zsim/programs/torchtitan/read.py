@@ -274,7 +274,7 @@ def _read_checkpointing(settings: FileValues, is_new: bool) -> None:
         settings.put("training.checkpoint_every", interval, mode_key, option_key)
     if kind != "none":
         key = "activation_checkpoint.early_stop"
-        settings.put("training.checkpoint_stops_early", settings.get(key, not is_new), key)
+        settings.put("training.checkpoint_stops_early", settings.get(key, False), key)
 
 
 def _read_training_options(settings: FileValues, is_new: bool) -> None:
