@@ -176,6 +176,29 @@ def test_the_loss_is_fused_where_it_is_compiled(
     assert (training.compile, training.cross_entropy) == (compiles, loss)
 
 
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ("--module llama3 --config llama3_8b --loss.num_chunks 16", NotSimulatedError, "simulate 16 chunks"),
+        ("{} --loss.num_chunks 8", InputError, "before 0.3 computes the loss in one piece"),
+        ("--module llama3 --config llama3_8b --loss.num_chunk 8", InputError, "did you mean 'num_chunks'"),
+    ],
+)
+def test_another_number_of_chunks_is_refused(
+    tmp_path: Path, config: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        imported(config.format(written(tmp_path, NEW)))
+
+
+def test_eight_chunks_are_the_loss_of_0_3(tmp_path: Path) -> None:
+    experiment = imported("--module llama3 --config llama3_8b --loss.num_chunks 8")
+    assert resolve(experiment).training.cross_entropy == "torchtitan-chunked"
+    saved = {"loss": {"num_chunks": 8, "loss_fn": {"global_vocab_size": 2}}, "training": {"seq_len": 4096}}
+    notes = imported(written(tmp_path, json.dumps(saved), "saved.json"), model="llama-3-8b").notes
+    assert not any("[loss]" in note for note in notes)
+
+
 def test_a_global_batch_is_accumulated(tmp_path: Path) -> None:
     """128 sequences on 16 GPUs with 2 at a time: 4 micro-batches."""
     config = f"{written(tmp_path, NEW)} --training.global_batch_size=128"
