@@ -13,7 +13,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.ddp.settings import DdpTable
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.programs.torchtitan.read import read_torchtitan
-from zsim.programs.torchtitan.write import torchtitan_toml
+from zsim.programs.torchtitan.write import WRITER, torchtitan_toml
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -197,6 +197,18 @@ def test_eight_chunks_are_the_loss_of_0_3(tmp_path: Path) -> None:
     saved = {"loss": {"num_chunks": 8, "loss_fn": {"global_vocab_size": 2}}, "training": {"seq_len": 4096}}
     notes = imported(written(tmp_path, json.dumps(saved), "saved.json"), model="llama-3-8b").notes
     assert not any("[loss]" in note for note in notes)
+
+
+@pytest.mark.parametrize(("words", "is_compiled"), [("", False), (" --compile.enable", True)])
+def test_a_job_of_0_3_is_written(words: str, *, is_compiled: bool) -> None:
+    """0.2 reads the file, and has the loss in one piece."""
+    job = resolve(imported(f"--module llama3 --config llama3_8b{words}"))
+    file = WRITER.write(job)
+    assert file is not None
+    assert not file.reason
+    assert f"[compile]\nenable = {str(is_compiled).lower()}\n" in file.text
+    assert "components" not in file.text
+    assert any("computes the loss in one piece" in note for note in file.notes)
 
 
 def test_a_global_batch_is_accumulated(tmp_path: Path) -> None:
