@@ -194,6 +194,8 @@ def test_sounds_and_images_of_a_sample_share_its_tokens() -> None:
     assert (both.images.size.tokens, both.sounds.size.tokens) == (256, 250)
     with pytest.raises(InputError, match=r"2 sounds of 250 tokens each and 1 images of 256 tokens each are"):
         omni(images=images, audio={"per_sample": 2, "seconds": [10]})
+    with pytest.raises(InputError, match=r"seconds: found 0.01, of which .* no token; expected at least 0.03"):
+        omni(audio={"per_sample": 1, "seconds": [10, 0.01]})
     alone = omni(images=images)
     assert (alone.training.sounds.size.rows, alone.training.sounds.size.tokens) == (64, 32)
     assert any("audio tower" in note and "[training.audio]" in note for note in alone.notes)

@@ -245,6 +245,11 @@ def _sample(
         assert isinstance(tower.rule, SoundRule)
         _check_number(table, f"training.{key}", what)
         sizes = [tower.rule.size_of(seconds) for seconds in table.seconds]
+        if not all(size.tokens for size in sizes):
+            raise InputError(
+                f"training.audio.seconds: found {min(table.seconds)}, of which '{model.name}' makes no token; "
+                f"expected at least {tower.rule.shortest}"
+            )
     samples = draw_images(table, sizes, plan)
     return samples if samples.mean_per_sequence else None
 
