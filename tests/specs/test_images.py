@@ -9,7 +9,7 @@ import pytest
 import zsim
 from tests.specs.test_towers import QWEN3_VL
 from zsim.cost.kernels.shapes import BatchShape
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.operation import Module
 from zsim.operations.residual import Residual
 from zsim.specs.experiment.data.draw import BatchPlan
@@ -196,6 +196,10 @@ def test_sounds_and_images_of_a_sample_share_its_tokens() -> None:
         omni(images=images, audio={"per_sample": 2, "seconds": [10]})
     with pytest.raises(InputError, match=r"seconds: found 0.01, of which .* no token; expected at least 0.03"):
         omni(audio={"per_sample": 1, "seconds": [10, 0.01]})
+    drawn = {"per_sample": 0.5}
+    with pytest.raises(NotSimulatedError, match=r"images: .* drawn, with training.audio that differ by rank"):
+        omni(images=images | drawn, audio={"seconds": [1], **drawn})
+    assert omni(images=images, audio={"seconds": [1], **drawn}).training.sounds.slowest_over_mean > 1
     alone = omni(images=images)
     assert (alone.training.sounds.size.rows, alone.training.sounds.size.tokens) == (64, 32)
     assert any("audio tower" in note and "[training.audio]" in note for note in alone.notes)

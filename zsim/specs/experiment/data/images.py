@@ -231,12 +231,16 @@ def _sample(
     tower: Tower,
     plan: BatchPlan,
 ) -> SampledImages | None:
-    """The images or sounds of a table. None where no sample has one."""
-    if training.lengths is not None and training.lengths.slowest_over_mean > 1 and table.is_drawn:
-        raise NotSimulatedError(
-            f"training.{key}: {what} whose number or sizes are drawn, with training.lengths that differ by "
-            "rank, are not simulated; expected as many of one size in each sample"
-        )
+    """The images or sounds of a table. None where no sample has one. One table alone may differ by rank, as
+    the slowest rank of two is not the same.
+    """
+    others = {"lengths": training.lengths, "audio": training.sounds}
+    for name, other in others.items():
+        if other is not None and other.slowest_over_mean > 1 and table.is_drawn:
+            raise NotSimulatedError(
+                f"training.{key}: {what} whose number or sizes are drawn, with training.{name} that differ "
+                "by rank, are not simulated; expected as many of one size in each sample"
+            )
     if isinstance(table, ImagesTable):
         check_images(table)
         sizes = image_sizes(table, model)
