@@ -192,7 +192,7 @@ def test_sounds_and_images_of_a_sample_share_its_tokens() -> None:
     images = {"per_sample": 1, "width": 448, "height": 448}
     both = omni(images=images, audio={"per_sample": 1, "seconds": [10]}).training
     assert (both.images.size.tokens, both.sounds.size.tokens) == (256, 250)
-    with pytest.raises(InputError, match=r"2 sounds of 250 tokens each and 1 images of 256 tokens each are"):
+    with pytest.raises(InputError, match=r"audio and training.images: 2 sounds of 250 tokens each and 1 ima"):
         omni(images=images, audio={"per_sample": 2, "seconds": [10]})
     with pytest.raises(InputError, match=r"seconds: found 0.01, of which .* no token; expected at least 0.03"):
         omni(audio={"per_sample": 1, "seconds": [10, 0.01]})
@@ -200,6 +200,10 @@ def test_sounds_and_images_of_a_sample_share_its_tokens() -> None:
     with pytest.raises(NotSimulatedError, match=r"images: .* drawn, with training.audio that differ by rank"):
         omni(images=images | drawn, audio={"seconds": [1], **drawn})
     assert omni(images=images, audio={"seconds": [1], **drawn}).training.sounds.slowest_over_mean > 1
+    with pytest.raises(InputError, match=r"^training.audio: 3 sounds of 250 tokens each are"):
+        omni(images={**images, "per_sample": 0}, audio={"per_sample": 3, "seconds": [10]})
+    (note,) = [note for note in omni(audio={"per_sample": 1, "seconds": [10]}).notes if "sounds: 1" in note]
+    assert "500 rows each in the tower" in note
     alone = omni(images=images)
     assert (alone.training.sounds.size.rows, alone.training.sounds.size.tokens) == (64, 32)
     assert any("audio tower" in note and "[training.audio]" in note for note in alone.notes)

@@ -180,7 +180,7 @@ def apply_images(
     sequence has.
     """
     policy = None if images is None else images.activation_checkpointing
-    notes, shares, tokens = list[str](), list[str](), 0.0
+    notes, shares, tokens = list[str](), dict[str, str](), 0.0
     if model.towers:
         training = replace(training, tower_checkpointing=policy or training.activation_checkpointing)
     tables: tuple[tuple[str, _SamplesTable | None, Tower | None], ...] = (
@@ -200,14 +200,14 @@ def apply_images(
             samples, note = _use_dummies(training, model, tower, key, what)
         else:
             of_samples = samples.mean_per_sequence * samples.size.tokens
-            rows = "frames" if key == "audio" else "patches"
+            rows = "rows" if key == "audio" else "patches"
             note = (
                 f"{what}: {samples.mean_per_sequence:,.3g} a sample, {samples.size.tokens:,.0f} tokens each "
                 f"({of_samples:,.0f} of the {training.sequence_length:,} tokens of a sequence), "
                 f"{samples.size.rows:,.0f} {rows} each in the tower" + _imbalance(samples)
             )
             tokens += of_samples
-            shares.append(
+            shares[f"training.{key}"] = (
                 f"{samples.mean_per_sequence:,.3g} {what} of {samples.size.tokens:,.0f} tokens each"
             )
         notes.append(note)
@@ -215,7 +215,7 @@ def apply_images(
         training = replace(training, **fields)  # type: ignore[arg-type]
     if tokens > training.sequence_length:
         raise InputError(
-            f"training.{'audio' if images is None else 'images'}: {' and '.join(shares)} are more than the "
+            f"{' and '.join(shares)}: {' and '.join(shares.values())} are more than the "
             f"{training.sequence_length:,} tokens of a sequence; expected fewer or smaller ones, or a longer "
             "sequence_length"
         )
