@@ -303,6 +303,13 @@ def test_parameters_on_the_gpu_are_not_moved_and_not_gathered_ahead() -> None:
     assert any("compile.offload_opt_states: no effect before stage 3" in note for note in early)
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_pages_of_activations_that_stay_are_not_pinned_without_effect(moves: bool) -> None:
+    block = {"offload_activation": moves, "offload_activation_pin_memory": False}
+    notes = job(1, block=block).strategy.notes
+    assert any("offload_activation_pin_memory: no effect" in note for note in notes) != moves
+
+
 @pytest.mark.parametrize(
     ("changes", "moment"),
     [
