@@ -72,7 +72,7 @@ def _why_not_torchtitan(job: Job) -> str | None:
     if job.model.has_encoder:
         return "its trainer has decoders alone"
     if job.model.towers:
-        return "torchtitan 0.2 has no flavor with a vision tower"
+        return "torchtitan 0.2 has no flavor with towers"
     if strategy.replicate > 1 and strategy.replicate == job.data_parallel_size * job.parallelism.context:
         return f"it takes shards of 1 and {strategy.replicate} replicas for DDP"
     if training.checkpoint_offload is not None or training.mlp_tiles > 1:
