@@ -243,7 +243,7 @@ def test_mistral_has_eight_key_value_heads_unless_the_file_says_null() -> None:
 
 @pytest.mark.parametrize("clip", [None, False])
 def test_what_is_off_may_be_null(clip: bool | None) -> None:
-    assert build({**LLAMA, "model_type": "olmo"}, clip_qkv=clip).num_layers == 3
+    assert build({**LLAMA, "model_type": "olmo"}, clip_qkv=clip).blocks
 
 
 def test_a_folder_or_a_file_is_loaded_under_its_own_name(tmp_path: Path) -> None:
