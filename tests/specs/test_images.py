@@ -194,7 +194,9 @@ def test_sounds_and_images_of_a_sample_share_its_tokens() -> None:
     assert (both.images.size.tokens, both.sounds.size.tokens) == (256, 250)
     with pytest.raises(InputError, match=r"audio and training.images: 2 sounds of 250 tokens each and 1 ima"):
         omni(images=images, audio={"per_sample": 2, "seconds": [10]})
-    with pytest.raises(InputError, match=r"seconds: found 0.01, of which .* no token; expected at least 0.03"):
+    with pytest.raises(
+        InputError, match=r"seconds: found 0.01, of which .* no token; expected at least 0.03"
+    ):
         omni(audio={"per_sample": 1, "seconds": [10, 0.01]})
     drawn = {"per_sample": 0.5}
     with pytest.raises(NotSimulatedError, match=r"images: .* drawn, with training.audio that differ by rank"):
