@@ -54,8 +54,8 @@ def _notes(job: Job) -> Iterator[str]:
         )
     if job.training.cross_entropy in _CHUNKED:
         yield (
-            "torchtitan.toml: torchtitan 0.2, which reads this file, computes the loss in one piece; in eight "
-            "chunks, as simulated, is 0.3's (its command line is in the file)"
+            "torchtitan.toml: torchtitan 0.2, which reads this file, computes the loss in one piece; 0.3, "
+            "whose command line is in the file, in eight chunks, as simulated"
         )
     if not job.training.gradient_clipping:
         yield (

@@ -251,8 +251,8 @@ def _sample(
         sizes = [tower.rule.size_of(seconds) for seconds in table.seconds]
         if not all(size.tokens for size in sizes):
             raise InputError(
-                f"training.audio.seconds: found {min(table.seconds)}, of which '{model.name}' makes no token; "
-                f"expected at least {tower.rule.shortest}"
+                f"training.audio.seconds: found {min(table.seconds)}, of which '{model.name}' makes no "
+                f"token; expected at least {tower.rule.shortest}"
             )
     samples = draw_images(table, sizes, plan)
     return samples if samples.mean_per_sequence else None
