@@ -243,8 +243,8 @@ def test_torchtitan_runs_head_and_loss_in_eight_chunks(
     """A chunk has 4 x 4,096 / 8 = 2,048 tokens. Eager, backward has the 16-bit logits, fp32 log-probabilities
     and two gradients in fp32. Compiled, it has the logits and their gradient. The gradients of 16,384 hidden
     states and of the weight are summed in fp32, and cast. Three products a chunk. FSDP2 has two tensors of
-    the weight's size: the fp32 sum and a chunk's 16-bit gradient, which is the saved one, or the sum and the fp32
-    input of the reduction, 2 bytes more than the saved one, which is more than a chunk of 512 tokens has."""
+    the weight's size: the fp32 sum and a chunk's 16-bit gradient, which is the saved one, or the sum and the
+    fp32 input of the reduction, 2 bytes more than the saved one, and more than a chunk of 512 tokens has."""
     plan = plan_of({"kind": "fsdp2"}, micro_batch_size=sequences, cross_entropy=loss)
     ops = [op for op in plan.ops if op.module == "lm_head" and isinstance(op.work, Kernels)]
     products = [

@@ -143,7 +143,7 @@ def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> F
     temporaries = max(
         (loss.temporary_sizes(logits, e, is_backward=is_backward) for is_backward in (False, True)), key=sum
     )
-    of_a_tile = (logits * e, *loss.kept.sizes(logits, e), *temporaries)
+    of_a_tile: tuple[int, ...] = (logits * e, *loss.kept.sizes(logits, e), *temporaries)
     if is_cast:
         input_of_reduction = weight * DTYPE_BYTES[sums]
         of_a_tile = max(of_a_tile, (input_of_reduction - weight * e,), key=sum)
