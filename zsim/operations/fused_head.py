@@ -13,7 +13,7 @@ ArcticTraining calls it: tiles of at most 1 GiB of fp32 logits (b28638e6 trainer
 the head and transformers' eager loss forward and backward, adds the weight's gradient to that of the tiles
 before it, and the input's to its part of a tensor of zeros, which backward scales.
 
-torchtitan's `ChunkedCELoss` (786e26f8 of April 2026, components/loss.py; since 9530a874 of June
+torchtitan's `ChunkedCELoss` (786e26f8 of April 2026, components/loss.py, since 9530a874 of June
 `ChunkedLossWrapper`) does the same with a number of tiles. The zeros are fp32 and cast at the end. FSDP2
 reduces the weight's gradient once, behind the last tile, and adds the tiles' in the type of its reduction,
 which is fp32 by torchtitan's default. So that two gradients of the weight exist, the sum and a tile's, and
@@ -145,17 +145,14 @@ def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> F
     )
     of_a_tile: tuple[int, ...] = (logits * e, *loss.kept.sizes(logits, e), *temporaries)
     if is_cast:
-        input_of_reduction = weight * DTYPE_BYTES[sums]
-        of_a_tile = max(of_a_tile, (input_of_reduction - weight * e,), key=sum)
-        gradients = (zeros, weight * DTYPE_BYTES[sums])
-    else:
-        gradients = (weight * e,)
+        of_sum = weight * DTYPE_BYTES[sums]
+        of_a_tile = of_a_tile if sum(of_a_tile) > of_sum - weight * e else (of_sum - weight * e,)
     return FusedHead(
         forward=tuple(kernels),
         backward=() if is_cast else scale_kernels(tokens * hidden, dtype),
         tensors=ModuleTensors(
             saved=(tokens * hidden * e, weight * e),
-            forward=(*of_a_tile, *gradients),
+            forward=(*of_a_tile, *((zeros, of_sum) if is_cast else (weight * e,))),
         ),
     )
 

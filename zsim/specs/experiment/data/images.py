@@ -234,9 +234,9 @@ def _sample(
     """The images or sounds of a table. None where no sample has one. One table alone may differ by rank, as
     the slowest rank of two is not the same.
     """
-    others = {"lengths": training.lengths, "audio": training.sounds}
-    for name, other in others.items():
-        if other is not None and other.slowest_over_mean > 1 and table.is_drawn:
+    by_rank = {"lengths": training.lengths, "audio": training.sounds}
+    for name, drawn in by_rank.items():
+        if drawn is not None and drawn.slowest_over_mean > 1 and table.is_drawn:
             raise NotSimulatedError(
                 f"training.{key}: {what} whose number or sizes are drawn, with training.{name} that differ "
                 "by rank, are not simulated; expected as many of one size in each sample"
