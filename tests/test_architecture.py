@@ -81,7 +81,8 @@ NAMERS: set[str] = {
 }
 ENGINE = re.compile(r"megatron|deep_?speed|fsdp|ddp\b|nanotron|internevo|zero_?pp|mics\b", re.IGNORECASE)
 PROGRAM = re.compile(
-    r"torchtitan|accelerate|trainer\b|nemo(?!tron)|composer|kempner|litgpt|axolotl|llama_?factory|verl\b",
+    r"torchtitan|torchtune|accelerate|trainer\b|nemo(?!tron)|composer|kempner|litgpt|axolotl"
+    r"|llama_?factory|verl\b",
     re.IGNORECASE,
 )
 LOOP = re.compile(

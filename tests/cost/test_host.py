@@ -19,6 +19,7 @@ _EVENTS = {
     "fsdp1_unshard",
     "fsdp1_reduce",
     "fsdp1_view",
+    "fsdp1_unit_views",
     "fsdp1_flat_view",
     "fsdp2_unshard",
     "fsdp2_reduce",

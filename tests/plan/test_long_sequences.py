@@ -230,14 +230,22 @@ def test_logits_exist_a_gib_at_a_time_and_are_multiplied_three_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "per_logit"),
-    [("torchtitan-chunked", (2, 4, 4, 4)), ("torchtitan-chunked-fused", (2, 2))],
+    ("loss", "sequences", "per_logit", "per_weight"),
+    [
+        ("torchtitan-chunked", 4, (2, 4, 4, 4), ()),
+        ("torchtitan-chunked-fused", 4, (2, 2), ()),
+        ("torchtitan-chunked-fused", 1, (), (2,)),
+    ],
 )
-def test_torchtitan_runs_head_and_loss_in_eight_chunks(loss: str, per_logit: tuple[int, ...]) -> None:
+def test_torchtitan_runs_head_and_loss_in_eight_chunks(
+    loss: str, sequences: int, per_logit: tuple[int, ...], per_weight: tuple[int, ...]
+) -> None:
     """A chunk has 4 x 4,096 / 8 = 2,048 tokens. Eager, backward has the 16-bit logits, fp32 log-probabilities
     and two gradients in fp32. Compiled, it has the logits and their gradient. The gradients of 16,384 hidden
-    states and of the weight are summed in fp32, and cast. Three products a chunk."""
-    plan = plan_of({"kind": "fsdp2"}, micro_batch_size=4, cross_entropy=loss)
+    states and of the weight are summed in fp32, and cast. Three products a chunk. FSDP2 has two tensors of
+    the weight's size: the fp32 sum and a chunk's 16-bit gradient, which is the saved one, or the sum and the
+    fp32 input of the reduction, 2 bytes more than the saved one, and more than a chunk of 512 tokens has."""
+    plan = plan_of({"kind": "fsdp2"}, micro_batch_size=sequences, cross_entropy=loss)
     ops = [op for op in plan.ops if op.module == "lm_head" and isinstance(op.work, Kernels)]
     products = [
         kernel
@@ -247,9 +255,10 @@ def test_torchtitan_runs_head_and_loss_in_eight_chunks(loss: str, per_logit: tup
         if kernel.kind == "gemm"
     ]
     assert len(products) == 3 * 8
-    logits, weight, hidden = 2048 * 128_256, HIDDEN * 128_256, 4 * TOKENS * HIDDEN
+    logits, weight, hidden = 2048 * 128_256, HIDDEN * 128_256, sequences * TOKENS * HIDDEN
     kept = [hidden * 2, weight * 2]
-    expected = [*(logits * size for size in per_logit), weight * 2, hidden * 4, weight * 4, *kept]
+    expected = [*(logits * size for size in per_logit), *(weight * size for size in per_weight)]
+    expected += [hidden * 4, weight * 4, *kept]
     made = [
         size
         for change in plan.memory

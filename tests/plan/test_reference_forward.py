@@ -95,6 +95,12 @@ def test_a_sharded_copy_is_gathered_in_its_forward(kind: str) -> None:
     assert [phase for phase in both if phase != "reference"] == alone
 
 
+def test_the_reference_of_fsdp1_runs_the_hooks_of_a_forward() -> None:
+    ops = zsim.make_plan(experiment("copy", "fsdp1")).programs[0].ops
+    hooks = {op.overhead for op in ops if op.phase == "reference" and op.name.startswith("unshard ")}
+    assert hooks == {"fsdp1_forward"}
+
+
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
 def test_a_sharded_copy_keeps_its_root_gathered(kind: str) -> None:
     """No backward reshards the root, whose weights are those outside of the 12 blocks of 7,087,872. The

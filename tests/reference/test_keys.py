@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ EVERY = [key for file in FILES for key in keys_of(file)]
 def test_every_key_has_a_sentence(key: Any) -> None:
     assert len(key.sentence) >= 7, f"{key.path}: say what it means in its Field(description=...)"
     assert not key.sentence.endswith("."), "a phrase, as it stands in a table"
+    assert all((ROOT / path).is_file() for path in re.findall(r"docs/[\w/.-]+", key.sentence)), key.sentence
 
 
 @pytest.mark.parametrize("key", EVERY, ids=lambda key: f"{key.file}:{key.path}")

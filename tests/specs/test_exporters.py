@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 import zsim
+from zsim.cost.inference.layers import EngineLayout, served_model
+from zsim.errors import NotSimulatedError
+from zsim.programs.megatron_lm.network_flags import why_not_network
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -349,3 +352,21 @@ def test_an_encoder_with_a_decoder_is_written_as_what_can_say_it() -> None:
     assert {"experiment.toml", "accelerate.yaml"} == set(exported.files)
     assert "an encoder with a decoder" in exported.missing["fsdp2.py"]
     assert exported.missing["torchtitan.toml"] == "its trainer has decoders alone"
+
+
+def test_a_tower_of_sounds_is_not_said_to_be_one_of_images() -> None:
+    audio = {
+        "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
+    }  # fmt: skip
+    text = {
+        "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 100,
+    }  # fmt: skip
+    model = {"model_type": "qwen2_audio", "text_config": text, "audio_config": audio}
+    job = resolve(Experiment(model=model, cluster="dgx-h100", strategy={"kind": "fsdp2"}))
+    missing = export_files(job).missing
+    assert "has towers" in missing["fsdp2.py"]
+    assert missing["torchtitan.toml"].endswith("no flavor with towers")
+    assert why_not_network(job.model) == "it has no towers"
+    with pytest.raises(NotSimulatedError, match="leaves its towers out"):
+        served_model(job.model, EngineLayout())

@@ -241,6 +241,11 @@ def test_mistral_has_eight_key_value_heads_unless_the_file_says_null() -> None:
     assert build(mistral, num_key_value_heads=None).blocks[0].modules[4].op_spec.num_kv_heads == 16
 
 
+@pytest.mark.parametrize("clip", [None, False])
+def test_what_is_off_may_be_null(clip: bool | None) -> None:
+    assert build({**LLAMA, "model_type": "olmo"}, clip_qkv=clip).blocks
+
+
 def test_a_folder_or_a_file_is_loaded_under_its_own_name(tmp_path: Path) -> None:
     """`my-model/config.json` is my-model; `shape.json` is shape."""
     folder = tmp_path / "my-model"
@@ -256,6 +261,8 @@ def test_a_folder_or_a_file_is_loaded_under_its_own_name(tmp_path: Path) -> None
     ("config", "changes", "message"),
     [
         (LLAMA, {"model_type": None}, "tiny.json: no 'model_type'"),
+        (LLAMA, {"model_type": "olmo", "clip_qkv": 8.0}, "'clip_qkv' is 8.0; expected null or false"),
+        (LLAMA, {"model_type": "laguna", "gating": None}, "'gating' is null; expected true"),
         (LLAMA, {"model_type": "resnet"}, "'resnet' is not a transformer that zsim knows"),
         (LLAMA, {"model_type": "lama"}, "did you mean 'llama'?"),
         (LLAMA, {"hidden_size": None}, "tiny.json: no 'hidden_size', which a llama model needs"),

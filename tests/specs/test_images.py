@@ -9,7 +9,7 @@ import pytest
 import zsim
 from tests.specs.test_towers import QWEN3_VL
 from zsim.cost.kernels.shapes import BatchShape
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.operation import Module
 from zsim.operations.residual import Residual
 from zsim.specs.experiment.data.draw import BatchPlan
@@ -192,8 +192,20 @@ def test_sounds_and_images_of_a_sample_share_its_tokens() -> None:
     images = {"per_sample": 1, "width": 448, "height": 448}
     both = omni(images=images, audio={"per_sample": 1, "seconds": [10]}).training
     assert (both.images.size.tokens, both.sounds.size.tokens) == (256, 250)
-    with pytest.raises(InputError, match=r"2 sounds of 250 tokens each and 1 images of 256 tokens each are"):
+    with pytest.raises(InputError, match=r"audio and training.images: 2 sounds of 250 tokens each and 1 ima"):
         omni(images=images, audio={"per_sample": 2, "seconds": [10]})
+    with pytest.raises(
+        InputError, match=r"seconds: found 0.01, of which .* no token; expected at least 0.03"
+    ):
+        omni(audio={"per_sample": 1, "seconds": [10, 0.01]})
+    drawn = {"per_sample": 0.5}
+    with pytest.raises(NotSimulatedError, match=r"images: .* drawn, with training.audio that differ by rank"):
+        omni(images=images | drawn, audio={"seconds": [1], **drawn})
+    assert omni(images=images, audio={"seconds": [1], **drawn}).training.sounds.slowest_over_mean > 1
+    with pytest.raises(InputError, match=r"^training.audio: 3 sounds of 250 tokens each are"):
+        omni(images={**images, "per_sample": 0}, audio={"per_sample": 3, "seconds": [10]})
+    (note,) = [note for note in omni(audio={"per_sample": 1, "seconds": [10]}).notes if "sounds: 1" in note]
+    assert "500 rows each in the tower" in note
     alone = omni(images=images)
     assert (alone.training.sounds.size.rows, alone.training.sounds.size.tokens) == (64, 32)
     assert any("audio tower" in note and "[training.audio]" in note for note in alone.notes)

@@ -133,6 +133,7 @@ def test_torchtitans_loss_is_compiled_from_0_1_on_and_in_chunks_from_0_3_on(
         job = job_of(tmp_path, f"torchtitan {release}", training=f"compile = {compiled}")
         assert job.training.cross_entropy == expected
         assert not job.training.checkpoint_is_reentrant
+        assert job.training.checkpoint_stops_early == (release == "0.0.2")
 
 
 def test_a_deepspeed_before_the_oldest_that_was_read_is_taken_for_it(tmp_path: Path) -> None:

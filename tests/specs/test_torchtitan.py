@@ -13,7 +13,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.ddp.settings import DdpTable
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.programs.torchtitan.read import read_torchtitan
-from zsim.programs.torchtitan.write import torchtitan_toml
+from zsim.programs.torchtitan.write import WRITER, torchtitan_toml
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -88,7 +88,7 @@ def test_a_toml_is_an_fsdp2_experiment(tmp_path: Path) -> None:
     training, strategy = experiment.training, of_kind(experiment.strategy, Fsdp2Table)
     assert experiment.model == "llama-3-8b"
     assert (training.micro_batch_size, training.sequence_length) == (2, 8192)
-    assert training.activation_checkpointing == "selective-op"
+    assert (training.activation_checkpointing, training.checkpoint_stops_early) == ("selective-op", False)
     assert training.gradient_clipping == 1.0
     assert (strategy.kind, strategy.wrapping) == ("fsdp2", "torchtitan")
     assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "fp32")
@@ -174,6 +174,41 @@ def test_the_loss_is_fused_where_it_is_compiled(
 ) -> None:
     training = resolve(imported(f"{written(tmp_path, NEW)} {words}")).training
     assert (training.compile, training.cross_entropy) == (compiles, loss)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ("--module llama3 --config llama3_8b --loss.num_chunks 16", NotSimulatedError, "simulate 16 chunks"),
+        ("{} --loss.num_chunks 8", InputError, "before 0.3 computes the loss in one piece"),
+        ("--module llama3 --config llama3_8b --loss.num_chunk 8", InputError, "did you mean 'num_chunks'"),
+    ],
+)
+def test_another_number_of_chunks_is_refused(
+    tmp_path: Path, config: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        imported(config.format(written(tmp_path, NEW)))
+
+
+def test_eight_chunks_are_the_loss_of_0_3(tmp_path: Path) -> None:
+    experiment = imported("--module llama3 --config llama3_8b --loss.num_chunks 8")
+    assert resolve(experiment).training.cross_entropy == "torchtitan-chunked"
+    saved = {"loss": {"num_chunks": 8, "loss_fn": {"global_vocab_size": 2}}, "training": {"seq_len": 4096}}
+    notes = imported(written(tmp_path, json.dumps(saved), "saved.json"), model="llama-3-8b").notes
+    assert not any("[loss]" in note for note in notes)
+
+
+@pytest.mark.parametrize(("words", "is_compiled"), [("", False), (" --compile.enable", True)])
+def test_a_job_of_0_3_is_written(words: str, *, is_compiled: bool) -> None:
+    """0.2 reads the file, and has the loss in one piece."""
+    job = resolve(imported(f"--module llama3 --config llama3_8b{words}"))
+    file = WRITER.write(job)
+    assert file is not None
+    assert not file.reason
+    assert f"[compile]\nenable = {str(is_compiled).lower()}\n" in file.text
+    assert "components" not in file.text
+    assert any("computes the loss in one piece" in note for note in file.notes)
 
 
 def test_a_global_batch_is_accumulated(tmp_path: Path) -> None:

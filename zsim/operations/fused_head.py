@@ -13,11 +13,14 @@ ArcticTraining calls it: tiles of at most 1 GiB of fp32 logits (b28638e6 trainer
 the head and transformers' eager loss forward and backward, adds the weight's gradient to that of the tiles
 before it, and the input's to its part of a tensor of zeros, which backward scales.
 
-torchtitan's `ChunkedCELoss` (786e26f8 of April 2026, components/loss.py; since 9530a874 of June
+torchtitan's `ChunkedCELoss` (786e26f8 of April 2026, components/loss.py, since 9530a874 of June
 `ChunkedLossWrapper`) does the same with a number of tiles. The zeros are fp32 and cast at the end. FSDP2
 reduces the weight's gradient once, behind the last tile, and adds the tiles' in the type of its reduction,
-which is fp32 by torchtitan's default. Backward hands the input's gradient on. The weight's is held here until
-the head's backward, which follows at once.
+which is fp32 by torchtitan's default. So that two gradients of the weight exist, the sum and a tile's, and
+behind the last tile the sum and the input of its reduction, without logits (torch 2.13 fsdp/_fully_shard,
+`accumulate_unsharded_grad_if_needed`, `foreach_reduce`). Backward hands the input's gradient on. The weight's
+is held here until the head's backward, which follows at once. Until then it stands for the tile's, or for a
+part of the reduction's input.
 
 # [Note: checkpoints of head and loss]
 A loss with `checkpointed_tokens` runs the head and itself in chunks of so many tokens, each a checkpoint
@@ -140,13 +143,16 @@ def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> F
     temporaries = max(
         (loss.temporary_sizes(logits, e, is_backward=is_backward) for is_backward in (False, True)), key=sum
     )
-    summed = (zeros, weight * DTYPE_BYTES[sums]) if is_cast else ()
+    of_a_tile: tuple[int, ...] = (logits * e, *loss.kept.sizes(logits, e), *temporaries)
+    if is_cast:
+        of_sum = weight * DTYPE_BYTES[sums]
+        of_a_tile = of_a_tile if sum(of_a_tile) > of_sum - weight * e else (of_sum - weight * e,)
     return FusedHead(
         forward=tuple(kernels),
         backward=() if is_cast else scale_kernels(tokens * hidden, dtype),
         tensors=ModuleTensors(
             saved=(tokens * hidden * e, weight * e),
-            forward=(logits * e, *loss.kept.sizes(logits, e), *temporaries, weight * e, *summed),
+            forward=(*of_a_tile, *((zeros, of_sum) if is_cast else (weight * e,))),
         ),
     )
 

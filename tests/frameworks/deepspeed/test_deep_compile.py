@@ -284,6 +284,16 @@ def test_shards_in_host_memory_come_at_the_head_of_a_graph_and_go_back_unchanged
     check_plan(found)
 
 
+@pytest.mark.parametrize("pin_memory", [True, False])
+def test_shards_on_pages_that_are_not_pinned_are_copied_from_them(pin_memory: bool) -> None:
+    """`offload_param.pin_memory`. The host waits for each such copy."""
+    device = {"device": "cpu", "pin_memory": pin_memory}
+    ops = plan(1, offload_param=device, block={"offload_parameters": True}).programs[0].ops
+    shards = [op.work for op in ops if isinstance(op.work, Copy) and op.name.startswith("shard of")]
+    assert {work.direction for work in shards} == {"h2d", "d2h"}
+    assert {work.is_pinned for work in shards} == {pin_memory}
+
+
 def test_parameters_on_the_gpu_are_not_moved_and_not_gathered_ahead() -> None:
     found = plan(1, block={"offload_parameters": True})
     assert found.programs[0].ops == plan(1, tensor_bytes=0).programs[0].ops
@@ -291,6 +301,13 @@ def test_parameters_on_the_gpu_are_not_moved_and_not_gathered_ahead() -> None:
     assert any("moves no parameter" in note for note in notes)
     early = job(1, stage=2, block={"offload_opt_states": True}).strategy.notes
     assert any("compile.offload_opt_states: no effect before stage 3" in note for note in early)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_pages_of_activations_that_stay_are_not_pinned_without_effect(moves: bool) -> None:
+    block = {"offload_activation": moves, "offload_activation_pin_memory": False}
+    notes = job(1, block=block).strategy.notes
+    assert any("offload_activation_pin_memory: no effect" in note for note in notes) != moves
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,24 @@ def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(tmp_path: Path) 
         read_text(tmp_path, FULL.replace("stage: sft", "stage: dpo\nref_model: meta-llama/Llama-2-7b-hf"))
 
 
+@pytest.mark.parametrize(
+    ("lines", "trained"),
+    [
+        ("", []),
+        ("freeze_multi_modal_projector: false", ["visual.merger"]),
+        ("freeze_vision_tower: false", ["audio_tower.ln_post"]),
+    ],
+)
+def test_a_frozen_tower_of_sounds_is_frozen_to_its_end(
+    tmp_path: Path, lines: str, trained: list[str]
+) -> None:
+    """`vision_model_keys` has all of "audio_tower", `projector_keys` "audio_tower.proj" too."""
+    text = FULL.replace("meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-Omni-7B")
+    model = read_job(tmp_path, f"{text}\n{lines}", model=None).model
+    after = [module.name for tower in model.towers for module in tower.after if module.trainable_numel]
+    assert {".".join(name.split(".")[1:3]) for name in after} == set(trained)
+
+
 def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
     assert there(read_text(tmp_path, LORA + "quantization_bit: 8\n").training.lora).quantized == "int8"
 

@@ -160,6 +160,14 @@ def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -
     assert trained.trainable_numel - frozen.trainable_numel == frozen.vision_tower.numel
 
 
+def test_a_frozen_tower_of_sounds_has_its_last_norm(tmp_path: Path) -> None:
+    """Below `audio_tower` the aligner is `proj` alone (model/model_arch.py)."""
+    full = FULL.replace("Qwen/Qwen2-7B-Instruct", "Qwen/Qwen2.5-Omni-7B")
+    model = read_job(tmp_path, f"{full}\nfreeze_aligner: false", model=None).model
+    trained = {module.name for tower in model.towers for module in tower.modules if module.trainable_numel}
+    assert {".".join(name.split(".")[1:3]) for name in trained} == {"audio_tower.proj", "visual.merger"}
+
+
 def test_all_linear_layers_of_a_mixture_are_its_attentions(tmp_path: Path) -> None:
     """find_all_linears gives PEFT names, and Qwen3's experts and router are no linear modules."""
     text = LORA.replace("Qwen/Qwen2-7B-Instruct", "Qwen/Qwen3-30B-A3B")

@@ -173,8 +173,8 @@ def served_model(model: ModelSpec, layout: EngineLayout) -> ServedModel:
         )
     if model.towers:
         raise NotSimulatedError(
-            f"model '{model.name}': zsim simulates rollouts without images; --set model.text_only=true "
-            "leaves its vision tower out"
+            f"model '{model.name}': zsim simulates rollouts of text alone; --set model.text_only=true "
+            "leaves its towers out"
         )
     assert isinstance(head.op_spec, Linear)
     tied_numel = head.op_spec.in_features * head.op_spec.out_features if model.is_tied else 0

@@ -216,23 +216,6 @@ FUSED = LossKernelSet(
     keeps_logits=True,
 )
 
-# torchtune's `CEWithChunkedOutputLoss` (0.3 to 0.6, modules/loss/ce_chunked_output_loss.py): the 16-bit
-# logits of all eight chunks exist, which are cast and reduced one after the other. Compiled, a chunk is
-# `FUSED`, and its gradient takes the place of the logits of the chunk before it. Eager, log-probabilities of
-# all chunks are kept, and the loop's logits are there until backward, which then has no more than forward
-# had. Measured: the rows on Llama 3.2 3B of torchtune's README (0.4, "Optimization flags") with gradients
-# that are updated in backward, or with adapters. Neglected: the head's weight has two gradients while those
-# of its chunks are added.
-CHUNKED_LOGITS_FUSED = replace(FUSED, name="torchtune-chunked-fused", num_chunks=8)
-CHUNKED_LOGITS = replace(
-    EAGER,
-    name="torchtune-chunked",
-    forward=replace(EAGER.forward, temporaries=LossTensors((4,), (4,))),
-    backward=replace(EAGER.backward, temporaries=LossTensors()),
-    keeps_logits=True,
-    num_chunks=8,
-)
-
 # Liger's, in the chunks of its product with the LM head. The loss is `FUSED` where there is no head.
 FUSED_LINEAR = LossKernelSet(
     "fused_linear", FUSED.forward, FUSED.backward, keeps_logits=True, includes_head=True
@@ -244,4 +227,4 @@ TILED = LossKernelSet(
 )
 
 _ALL = (EAGER, EAGER_SHIFTED_LABELS, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)
-LOSSES = {loss.name: loss for loss in (*_ALL, CHUNKED_LOGITS, CHUNKED_LOGITS_FUSED)}
+LOSSES = {loss.name: loss for loss in _ALL}

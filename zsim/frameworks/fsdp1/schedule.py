@@ -50,7 +50,6 @@ from zsim.specs.strategy.training import TrainingConfig
 
 _MAX_INFLIGHT_ALL_GATHERS = 2  # torch/distributed/fsdp/_limiter_utils.py
 _STEPS_TO_STEADY = 8
-_UNIT_VIEWS = 4  # what a unit of original parameters takes, in theirs (presets/frameworks.toml, fsdp1_view)
 
 PRE_UNSHARD = "pre_unshard"
 _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -153,12 +152,12 @@ class Fsdp1Schedule(Hooks):
         needs_unshard = self.is_sharded and not handle.is_unsharded
         low_shard = unit.shard_numel * unit.types.param_bytes if unit.types.casts_shards else 0
         if needs_unshard or not self.is_sharded:
-            hooks = "fsdp1_forward" if builder.phase == "forward" else "fsdp1_unshard"
+            hooks = "fsdp1_unshard" if builder.phase == "backward" else "fsdp1_forward"
             builder.host(f"unshard {unit.name}", overhead=hooks, module=unit.path)
-            views, events = "fsdp1_flat_view", unit.num_parameters
+            views = "fsdp1_view" if self.strategy.use_orig_params else "fsdp1_flat_view"
+            builder.host(f"views {unit.name}", overhead=views, module=unit.path, events=unit.num_parameters)
             if self.strategy.use_orig_params:
-                views, events = "fsdp1_view", events + _UNIT_VIEWS
-            builder.host(f"views {unit.name}", overhead=views, module=unit.path, events=events)
+                builder.host(f"unit views {unit.name}", overhead="fsdp1_unit_views", module=unit.path)
             if low_shard:
                 builder.allocate("buffers", low_shard, owner=unit.name)
                 kernels = move_kernels(unit.types.stored_bytes * unit.shard_numel, low_shard)

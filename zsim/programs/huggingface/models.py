@@ -73,9 +73,18 @@ def write_model(values: FileValues, key: str, name: str) -> None:
         values.file.missing["model"] = missing_model(key, name)
 
 
-def freeze_tower(values: FileValues, *, tower: bool, projector: bool, is_full: bool) -> None:
-    """Write that the vision tower of the model that the file names, and its projector, are not trained. Where
-    adapters are, those parts get none. A model without a tower stays as it is.
+def freeze_tower(
+    values: FileValues,
+    *,
+    tower: bool,
+    projector: bool,
+    is_full: bool,
+    aligners: tuple[str, ...] = ("merger", "deepstack_merger", "proj"),
+) -> None:
+    """Write that the towers of the model that the file names, and their projectors, are not trained. Where
+    adapters are, those parts get none. A model without a tower stays as it is. What stands behind a tower's
+    blocks and below its root is frozen with the tower, but for modules whose names there begin with one of
+    `aligners`.
     """
     name = values.file.defaults.get("model")
     model = load_model(name) if isinstance(name, str) else None
@@ -84,7 +93,14 @@ def freeze_tower(values: FileValues, *, tower: bool, projector: bool, is_full: b
     names = []
     for part in model.towers:
         first, last = _names_of_weights(part.before), _names_of_weights(part.after)
-        names += [*([*first, part.block_prefix] if tower else ()), *(last if projector else ())]
+        root = "".join(f"{name}." for name in part.block_prefix.split(".")[:2])  # "model.visual."
+        inner = {name: name.removeprefix(root) for name in last if name.startswith(root)}
+        of_tower = [name for name, below in inner.items() if not below.startswith(aligners)]
+        of_projector = [
+            name for name in last if name not in inner or inner[name].startswith((*aligners, "proj"))
+        ]
+        names += [*first, part.block_prefix, *of_tower] if tower else []
+        names += [name for name in of_projector if name not in names] if projector else []
     settings = values.file.settings
     if names and is_full:
         settings["training.frozen"] = [*settings.get("training.frozen", ()), *names]

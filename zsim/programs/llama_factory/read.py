@@ -88,6 +88,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         tower=values.flag("freeze_vision_tower", True),
         projector=values.flag("freeze_multi_modal_projector", True) or not is_full,
         is_full=is_full,
+        aligners=("merger",),  # model_utils/visual.py `vision_model_keys` have the others
     )
     if values.get("stage") in ("dpo", "kto"):
         _read_preferences(values, is_full=is_full)

@@ -78,7 +78,7 @@ def _has_bias(modules: Sequence[Module]) -> bool | None:
 def why_not_network(model: ModelSpec) -> str | None:
     """The reason why Megatron's flags cannot express a model, or None if they can."""
     if model.towers:
-        return "it has no vision tower"
+        return "it has no towers"
     if any(block is not model.blocks[0] and block != model.blocks[0] for block in model.blocks):
         return "its layers are all alike, this model's are not"
     network = _Network(model)

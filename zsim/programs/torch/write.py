@@ -49,7 +49,7 @@ def _why_not_python(job: Job) -> str | None:
     if job.model.has_encoder:
         return f"'{job.model.name}' is an encoder with a decoder; zsim writes programs for one list of blocks"
     if job.model.towers:
-        return f"'{job.model.name}' has a vision tower; zsim writes programs that train on text"
+        return f"'{job.model.name}' has towers; zsim writes programs that train on text"
     return None
 
 

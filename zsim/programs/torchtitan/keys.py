@@ -225,6 +225,10 @@ _STEP_KEYS = (
         tuned=("fused",), instruction='compile.enable with compile.components = ["loss"]',
         source="torchtitan 0.2, components/loss.py",
     ),
+    ProgramKey(
+        "loss.num_chunks", int, "parts of a sequence that have head and loss by themselves, since 0.3",
+        "training.cross_entropy",
+    ),
     ProgramKey("optimizer.name", str, "the optimizer", "training.optimizer"),
     ProgramKey("optimizer.implementation", str, "its kernels", "training.optimizer_implementation"),
     ProgramKey("optimizer.fused", bool, "the same, until 0.1"),
@@ -305,6 +309,7 @@ IDLE_KEYS = {
         "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug",
     ),
     "compile": ("backend",),
+    "loss": ("global_vocab_size", "loss_fn"),
     "optimizer": ("lr", "beta1", "beta2", "eps", "weight_decay"),
     "model": ("tokenizer_path", "hf_assets_path", "norm_type", "print_after_conversion"),
     "float8": ("filter_fqns", "moe_fqns_prototype"),

@@ -28,6 +28,7 @@ _FLOAT8 = ("float8", "quantize.linear.float8")
 _MX = ("mx", "quantize.linear.mx")
 _GATHERS = "float8.enable_fsdp_float8_all_gather"
 _PRECOMPUTES = "float8.precompute_float8_dynamic_scale_for_fsdp"
+_NUM_CHUNKS = 8  # components/loss.py `ChunkedCELoss.Config` (786e26f8)
 _NO_EFFECT_IN_DDP = (
     "training.mixed_precision_reduce", "training.enable_cpu_offload",
     "parallelism.fsdp_reshard_after_forward", "parallelism.fsdp_defer_gradient_reduction",
@@ -274,7 +275,23 @@ def _read_checkpointing(settings: FileValues, is_new: bool) -> None:
         settings.put("training.checkpoint_every", interval, mode_key, option_key)
     if kind != "none":
         key = "activation_checkpoint.early_stop"
-        settings.put("training.checkpoint_stops_early", settings.get(key, not is_new), key)
+        settings.put("training.checkpoint_stops_early", settings.get(key, False), key)
+
+
+def _check_chunks(settings: FileValues, is_new: bool) -> None:
+    """Raises InputError for chunks before 0.3, NotSimulatedError for another number than the default."""
+    key = "loss.num_chunks"
+    num_chunks = settings.get(key, _NUM_CHUNKS)
+    if not is_new and settings.has(key):
+        raise InputError(
+            f"{settings.file.name}: {key}: torchtitan before 0.3 computes the loss in one piece; expected no "
+            "section [loss], or the command line of 0.3 (--module, --config)"
+        )
+    if num_chunks != _NUM_CHUNKS:
+        raise NotSimulatedError(
+            f"{settings.file.name}: {key}: zsim does not simulate {num_chunks} chunks yet; expected "
+            f"{_NUM_CHUNKS}"
+        )
 
 
 def _read_training_options(settings: FileValues, is_new: bool) -> None:
@@ -287,6 +304,7 @@ def _read_training_options(settings: FileValues, is_new: bool) -> None:
         settings.get("compile.components", ["model", "loss"]),
     )
     settings.put("training.compile", bool(enabled and "model" in components), "compile.enable")
+    _check_chunks(settings, is_new)
     is_loss_compiled = enabled and "loss" in components
     if is_new:
         loss = "torchtitan-chunked-fused" if is_loss_compiled else "torchtitan-chunked"

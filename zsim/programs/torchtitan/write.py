@@ -23,7 +23,9 @@ from zsim.specs.strategy.training import TrainingConfig
 
 _FILE = "torchtitan.toml"
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
-_LOSSES = ("eager", "fused")  # "fused" if it is compiled
+_CHUNKED = ("torchtitan-chunked", "torchtitan-chunked-fused")  # 0.3's
+_COMPILED = ("fused", "torchtitan-chunked-fused")
+_LOSSES = ("eager", "fused", *_CHUNKED)
 CLIPS_NOTHING = 1e9  # torchtitan computes the norm in any case
 _RECIPES = ("torchao-tensorwise", "torchao-rowwise", "mxfp8")
 _NOT_IN_0_2 = {("llama3", "1B"), ("llama3", "3B"), ("gpt_oss", "20b"), ("gpt_oss", "120b")}  # 0.3's
@@ -50,6 +52,11 @@ def _notes(job: Job) -> Iterator[str]:
             f"torchtitan.toml: torchtitan 0.2 has no flavor that is {job.model.name}: without model.name and "
             "model.flavor it trains its debugmodel"
         )
+    if job.training.cross_entropy in _CHUNKED:
+        yield (
+            "torchtitan.toml: torchtitan 0.2, which reads this file, computes the loss in one piece; 0.3, "
+            "whose command line is in the file, in eight chunks, as simulated"
+        )
     if not job.training.gradient_clipping:
         yield (
             "torchtitan.toml: torchtitan always takes the gradients' norm, the simulated step does not; "
@@ -65,7 +72,7 @@ def _why_not_torchtitan(job: Job) -> str | None:
     if job.model.has_encoder:
         return "its trainer has decoders alone"
     if job.model.towers:
-        return "torchtitan 0.2 has no flavor with a vision tower"
+        return "torchtitan 0.2 has no flavor with towers"
     if strategy.replicate > 1 and strategy.replicate == job.data_parallel_size * job.parallelism.context:
         return f"it takes shards of 1 and {strategy.replicate} replicas for DDP"
     if training.checkpoint_offload is not None or training.mlp_tiles > 1:
@@ -185,9 +192,9 @@ def _compile(training: TrainingConfig) -> dict[str, Any]:
     """The section `[compile]`. Model and loss are compiled, or one of them (`components`). A loss that is not
     compiled is eager.
     """
-    is_fused = training.cross_entropy == "fused"
+    is_loss_compiled = training.cross_entropy in _COMPILED
     components = [
-        name for name, is_compiled in (("model", training.compile), ("loss", is_fused)) if is_compiled
+        name for name, is_compiled in (("model", training.compile), ("loss", is_loss_compiled)) if is_compiled
     ]
     return {"enable": bool(components), **({"components": components} if len(components) == 1 else {})}
 

@@ -12,6 +12,7 @@ SmolVLM's), image_processing_minimax_m3_vl.py, image_processing_llava.py, image_
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import count
 from math import ceil, floor, sqrt
 from typing import Any, Literal
 
@@ -71,6 +72,12 @@ class SoundRule:
         if self.padded:
             return ImageSize(pieces, padded, tokens)
         return ImageSize(1, rows, tokens, min(self.window, rows))
+
+    @property
+    def shortest(self) -> float:
+        """Seconds of the shortest sound that has a token."""
+        frames = next(frames for frames in count(1) if self.size_of(frames / _FRAMES_PER_SECOND).tokens)
+        return frames / _FRAMES_PER_SECOND
 
     @property
     def smallest(self) -> ImageSize:

@@ -139,6 +139,11 @@ def deep_compile_notes(where: str, block: CompileBlock | None, zero: ZeroConfig)
         for key in ("offload_opt_states", "offload_activation", "offload_parameters")
         if zero.stage < _STAGE and getattr(block, key)
     ]
+    if deep_compile.moves != "activations" and not block.offload_activation_pin_memory:
+        notes.append(
+            f"{where}: compile.offload_activation_pin_memory: no effect, as compile.offload_activation moves "
+            "no activations"
+        )
     if deep_compile.moves == "parameters":
         notes.append(
             f"{where}: compile.offload_parameters: moves no parameter that offload_param has not put into "

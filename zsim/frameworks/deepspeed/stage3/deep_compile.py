@@ -104,6 +104,8 @@ class DeepCompileSchedule(Zero3Schedule):
         self._events: dict[int, int] = {}  # by gathered parameter, the event of its gather
         self._bucket_events: list[int | None] = [None] * self.compiled.num_buckets
         self.host = HostSide(self.builder)
+        offload = config.zero.offload_param
+        self._pins_shards = offload is not None and offload.pin_memory
         self._shard_events: dict[int, int] = {}  # by parameter, the event of the copy of its shard
         self.activations: HostActivations | None = None
         if self.compiled.moves == "activations":
@@ -189,7 +191,9 @@ class DeepCompileSchedule(Zero3Schedule):
                 continue
             size, name = self._shard_bytes(number), self.trace.parameters[number].name
             self.builder.allocate("buffers", size, stream=SHARDS_IN)
-            event = self.host.copy(f"shard of {name}", "h2d", size, SHARDS_IN, module=name)
+            event = self.host.copy(
+                f"shard of {name}", "h2d", size, SHARDS_IN, is_pinned=self._pins_shards, module=name
+            )
             assert event is not None
             self._shard_events[number] = event
 
@@ -199,7 +203,9 @@ class DeepCompileSchedule(Zero3Schedule):
             return
         size, name = self._shard_bytes(number), self.trace.parameters[number].name
         self.builder.wait_stream(SHARDS_OUT, COMPUTE)
-        self.host.copy(f"shard of {name} back", "d2h", size, SHARDS_OUT, module=name)
+        self.host.copy(
+            f"shard of {name} back", "d2h", size, SHARDS_OUT, is_pinned=self._pins_shards, module=name
+        )
         self.builder.free("buffers", size)
 
     def _shard_bytes(self, number: int) -> int:

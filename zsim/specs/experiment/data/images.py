@@ -180,7 +180,7 @@ def apply_images(
     sequence has.
     """
     policy = None if images is None else images.activation_checkpointing
-    notes, shares, tokens = list[str](), list[str](), 0.0
+    notes, shares, tokens = list[str](), dict[str, str](), 0.0
     if model.towers:
         training = replace(training, tower_checkpointing=policy or training.activation_checkpointing)
     tables: tuple[tuple[str, _SamplesTable | None, Tower | None], ...] = (
@@ -200,14 +200,14 @@ def apply_images(
             samples, note = _use_dummies(training, model, tower, key, what)
         else:
             of_samples = samples.mean_per_sequence * samples.size.tokens
-            rows = "frames" if key == "audio" else "patches"
+            rows = "rows" if key == "audio" else "patches"
             note = (
                 f"{what}: {samples.mean_per_sequence:,.3g} a sample, {samples.size.tokens:,.0f} tokens each "
                 f"({of_samples:,.0f} of the {training.sequence_length:,} tokens of a sequence), "
                 f"{samples.size.rows:,.0f} {rows} each in the tower" + _imbalance(samples)
             )
             tokens += of_samples
-            shares.append(
+            shares[f"training.{key}"] = (
                 f"{samples.mean_per_sequence:,.3g} {what} of {samples.size.tokens:,.0f} tokens each"
             )
         notes.append(note)
@@ -215,7 +215,7 @@ def apply_images(
         training = replace(training, **fields)  # type: ignore[arg-type]
     if tokens > training.sequence_length:
         raise InputError(
-            f"training.{'audio' if images is None else 'images'}: {' and '.join(shares)} are more than the "
+            f"{' and '.join(shares)}: {' and '.join(shares.values())} are more than the "
             f"{training.sequence_length:,} tokens of a sequence; expected fewer or smaller ones, or a longer "
             "sequence_length"
         )
@@ -231,12 +231,16 @@ def _sample(
     tower: Tower,
     plan: BatchPlan,
 ) -> SampledImages | None:
-    """The images or sounds of a table. None where no sample has one."""
-    if training.lengths is not None and training.lengths.slowest_over_mean > 1 and table.is_drawn:
-        raise NotSimulatedError(
-            f"training.{key}: {what} whose number or sizes are drawn, with training.lengths that differ by "
-            "rank, are not simulated; expected as many of one size in each sample"
-        )
+    """The images or sounds of a table. None where no sample has one. One table alone may differ by rank, as
+    the slowest rank of two is not the same.
+    """
+    by_rank = {"lengths": training.lengths, "audio": training.sounds}
+    for name, drawn in by_rank.items():
+        if drawn is not None and drawn.slowest_over_mean > 1 and table.is_drawn:
+            raise NotSimulatedError(
+                f"training.{key}: {what} whose number or sizes are drawn, with training.{name} that differ "
+                "by rank, are not simulated; expected as many of one size in each sample"
+            )
     if isinstance(table, ImagesTable):
         check_images(table)
         sizes = image_sizes(table, model)
@@ -245,6 +249,11 @@ def _sample(
         assert isinstance(tower.rule, SoundRule)
         _check_number(table, f"training.{key}", what)
         sizes = [tower.rule.size_of(seconds) for seconds in table.seconds]
+        if not all(size.tokens for size in sizes):
+            raise InputError(
+                f"training.audio.seconds: found {min(table.seconds)}, of which '{model.name}' makes no "
+                f"token; expected at least {tower.rule.shortest}"
+            )
     samples = draw_images(table, sizes, plan)
     return samples if samples.mean_per_sequence else None
 

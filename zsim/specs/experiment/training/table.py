@@ -167,7 +167,9 @@ class TrainingTable(StrictTable):
     """The default is "fused_linear" with Liger, "megatron" under Megatron, "fused" with `compile`, and else
     "eager".
     """
-    optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
+    optimizer: str = Field(
+        default="adamw", description="by name, as docs/recipes/lora-and-small-optimizers.md lists them"
+    )
     lora: Lazy[LoraTable] | None = None
     reference: Literal["copy", "base"] | None = Field(
         default=None,

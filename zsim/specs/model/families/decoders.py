@@ -6,6 +6,7 @@ Keys of its `config.json` stand for what the file says of a bias or a count.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -245,8 +246,10 @@ class _Builder:
             self.config, kv_default=facts.kv_heads, head_dim=head_dim, act=facts.act, act_key=facts.act_key
         )
         for key, expected in facts.expects.items():
-            if config.values.get(key) not in (None, expected):
-                raise config.error(f"'{key}' is {config.values[key]!r}; expected {expected!r}")
+            allowed = [None, False] if expected is False else [expected]
+            if (value := config.values.get(key, expected)) not in allowed:
+                words = " or ".join(json.dumps(entry) for entry in allowed)
+                raise config.error(f"'{key}' is {json.dumps(value)}; expected {words}")
         self.dropout = self.config.fraction(facts.dropout, 0.0) if facts.dropout else 0.0
 
     def model(self) -> ModelSpec:
