@@ -414,7 +414,7 @@ def test_trl_passes_accelerates_file_on_by_path_or_by_name(folder: Path) -> None
     with pytest.raises(InputError, match="--accelerate_config: found nothing behind it"):
         read(f"{command} --accelerate_config")
     with pytest.raises(
-        InputError, match="zero9.*one of TRL's own: .*zero2, zero3, fsdp1, fsdp2; did you mean 'zero"
+        InputError, match=r"zero9.*one of TRL's own: .*zero2, zero3, fsdp1, fsdp2; did you mean 'zero"
     ):
         read(f"{command} --accelerate_config zero9")
 
