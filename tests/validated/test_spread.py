@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.validated.conftest import FEATURES, estimates
-from validation.published.open_settings import OpenStep, open_spreads
+from validation.published.open_settings import ACROSS_NODES, OpenStep, open_spreads, read_steps
 from validation.published.spread_fit import estimate_spread, fit_parts, mean_errors, score_quantiles
 from zsim.validated.features import KERNELS, NETWORK
 from zsim.validated.runs import ValidatedRun, validated_runs
@@ -44,6 +44,14 @@ def test_a_network_that_something_else_hides_is_less_open(make_run: Make) -> Non
     found = open_spreads(steps, {"a": NETWORK, "b": KERNELS})
     assert found["network"] == pytest.approx(0.2)
     assert found["hidden network"] == 0.0
+
+
+def test_dispatchers_differ_most_where_the_network_bounds_the_step() -> None:
+    """Rows of several nodes are among those that say so: half of ln 2.5 on 64 ranks of 16 nodes."""
+    steps = [step for step in read_steps() if step.setting == "dispatcher"]
+    assert set(ACROSS_NODES) <= {step.row_id for step in steps}
+    spreads = open_spreads(steps)
+    assert spreads["dispatcher"] > 0.1 > spreads["hidden dispatcher"] > 0
 
 
 def test_counted_respects_add_per_doubling(make_run: Make) -> None:
