@@ -12,6 +12,8 @@ import pytest
 from tests.validated.conftest import FEATURES, estimates
 from validation.published.open_settings import ACROSS_NODES, OpenStep, open_spreads, read_steps
 from validation.published.spread_fit import estimate_spread, fit_parts, mean_errors, score_quantiles
+from zsim.specs.cluster.files import load_gpu
+from zsim.specs.presets import gpu_preset_names
 from zsim.validated.features import KERNELS, NETWORK
 from zsim.validated.runs import ValidatedRun, validated_runs
 from zsim.validated.spread import OPEN_SENTENCES, spread_estimates, spread_of, spread_parts
@@ -107,6 +109,9 @@ def test_old_gpus_do_not_move_the_interval_of_new_ones(make_run: Make) -> None:
     runs += [make_run(f"new {n}", 0.01 * (-1) ** n, gpu="h100-sxm-80gb") for n in range(4)]
     old = replace(FEATURES, gpu="v100-sxm3-32gb")
     assert mean_errors(runs) == {old.regime: pytest.approx(0.2)}
+    names = [name for name in gpu_preset_names() if replace(FEATURES, gpu=name).lacks_bf16]
+    assert names == [name for name in gpu_preset_names() if load_gpu(name).peak.bf16 is None]
+    assert not replace(FEATURES, gpu="v100-of-mine").lacks_bf16  # no file of zsim's says so
 
 
 def test_a_source_moves_the_interval_by_its_median_and_never_by_more_than_the_largest(make_run: Make) -> None:

@@ -307,7 +307,9 @@ def test_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
     assert (training.reference, training.reference_forwards, training.micro_batch_size) == ("base", 3, 1)
 
 
-@pytest.mark.parametrize("ranks", ["list(range(0, 4))", "4", "[0, 1, 2, 3]", "list(range(4))", "list(range(0, 8, 2))"])
+@pytest.mark.parametrize(
+    "ranks", ["list(range(0, 4))", "4", "[0, 1, 2, 3]", "list(range(4))", "list(range(0, 8, 2))"]
+)
 def test_ray_gives_training_the_gpus_of_its_group(tmp_path: Path, ranks: str) -> None:
     groups = "use_ray: true\ndevice_groups:\n  nproc_per_node: 2\n"
     group = f"  default: {{device: GPU, ranks: '{ranks}', workers: [default]}}\n"

@@ -119,7 +119,7 @@ def _started(launch: Launch) -> TrainingFile:
         program = _owner(values)
     if program is None:
         return _own_script(launch, values)
-    values = {**_defaults(launch), **values, **_without_ray(launch, program)}
+    values = {**_defaults(launch), **values, **_drop_ray_workers(launch, program)}
     length = values.pop(_LENGTH, None)
     file = _read_flags(launch, program, values)
     if isinstance(length, int) and length > 0:
@@ -239,7 +239,7 @@ def _read_named_file(
     if owner is None:
         load_table(path)  # which says what is wrong with a damaged file
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
-    changes = {**values, **_assignments(loose), **_without_ray(launch, owner)}
+    changes = {**values, **_assignments(loose), **_drop_ray_workers(launch, owner)}
     if isinstance(owner, ValuesProgram):
         content = source.content if isinstance(source.content, Mapping) else {}
         if launch.launcher == "trl":
@@ -304,7 +304,7 @@ def _defaults(launch: Launch) -> Mapping[str, Any]:
     return {**loss, "micro_batch_size": 1} if launch.launcher == "megatron" else loss
 
 
-def _without_ray(launch: Launch, program: TrainingProgram) -> Mapping[str, Any]:
+def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, Any]:
     """Ray's workers as left out where LLaMA-Factory is not started under Ray (ff6d4d12 extras/misc.py)."""
     is_on = launch.variables.get("USE_RAY", "").lower() in ("true", "y", "1")
     return {"ray_num_workers": None} if program is LLAMA_FACTORY and not is_on else {}
