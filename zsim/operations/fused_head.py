@@ -13,7 +13,7 @@ ArcticTraining calls it: tiles of at most 1 GiB of fp32 logits (b28638e6 trainer
 the head and transformers' eager loss forward and backward, adds the weight's gradient to that of the tiles
 before it, and the input's to its part of a tensor of zeros, which backward scales.
 
-torchtitan's `ChunkedCELoss` (786e26f8 of April 2026, components/loss.py; since 9530a874 of June
+torchtitan's `ChunkedCELoss` (786e26f8 of April 2026, components/loss.py, since 9530a874 of June
 `ChunkedLossWrapper`) does the same with a number of tiles. The zeros are fp32 and cast at the end. FSDP2
 reduces the weight's gradient once, behind the last tile, and adds the tiles' in the type of its reduction,
 which is fp32 by torchtitan's default. Backward hands the input's gradient on. The weight's is held here until
