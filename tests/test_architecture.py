@@ -24,7 +24,7 @@ FLOOR: dict[str, float] = {
     "specs.strategy.kernel_sets": 0.17, "specs.strategy.training": 0.2,
     "cost.kernels": 0.5,
     "operations": 0.7,
-    "specs": 1, "trace": 1.5, "validated": 1,
+    "specs": 1, "trace": 1.5, "validated": 1.2,
     "cost": 2,
     "plan": 3,
     "fluid": 4,

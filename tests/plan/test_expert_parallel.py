@@ -150,13 +150,16 @@ def test_a_merging_dispatcher_sends_a_token_once_to_every_rank() -> None:
 def test_torchtitan_forces_balance_in_turn_so_that_a_token_reaches_few_ranks() -> None:
     """Token t has experts 4 t to 4 t + 3 of 16: of 8 ranks with 2 each it reaches 2, of 4 with 4 one. With 3
     experts a token starts at any: it reaches 2 of 8 ranks, and of 4 ranks 1 or 2. Megatron draws scores:
-    8 (1 - C(14, 4) / C(16, 4))."""
+    8 (1 - C(14, 4) / C(16, 4)), as where a list says that every rank has as many rows."""
     assert partitions_in_turn(16, 4, 8) == 2
     assert partitions_in_turn(16, 4, 4) == 1
     assert partitions_in_turn(16, 3, 8) == 2
     assert partitions_in_turn(16, 3, 4) == 1.5  # starts 0 and 1 of 4 reach one, 2 and 3 two
-    for strategy, reached in ((TITAN, 2), (SHARDED, 8 * (1 - comb(14, 4) / comb(16, 4)))):
-        plan = make_plan(job_of(strategy, {"expert": 8, "dispatcher": "deepep", "expert_imbalance": 1}))
+    drawn = 8 * (1 - comb(14, 4) / comb(16, 4))
+    for strategy, loads, reached in ((TITAN, 1, 2), (SHARDED, 1, drawn), (TITAN, [1] * 8, drawn)):
+        job = job_of(strategy, {"expert": 8, "dispatcher": "deepep", "expert_imbalance": loads})
+        assert any("have their experts in turn" in note for note in job.notes) == (reached == 2)
+        plan = make_plan(job)
         sizes = {
             num_bytes
             for kind, group, num_bytes, _ in calls(plan)

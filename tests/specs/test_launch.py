@@ -413,8 +413,39 @@ def test_trl_passes_accelerates_file_on_by_path_or_by_name(folder: Path) -> None
     assert not any("DDP is simulated" in note for note in zero.notes)
     with pytest.raises(InputError, match="--accelerate_config: found nothing behind it"):
         read(f"{command} --accelerate_config")
-    with pytest.raises(InputError, match="zero9"):
+    with pytest.raises(
+        InputError, match=r"zero9.*one of TRL's own: .*zero2, zero3, fsdp1, fsdp2; did you mean 'zero"
+    ):
         read(f"{command} --accelerate_config zero9")
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "gpus"),
+    [
+        ("--config_file fsdp.yaml", "fsdp2", 16),
+        ("--use_deepspeed --zero_stage 3 --num-processes 4", "deepspeed", 4),
+        (
+            "--use_fsdp --fsdp_version=2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --machine_rank 0",
+            "fsdp2",
+            None,
+        ),
+        ("--gradient_accumulation_steps 2", "ddp", None),
+    ],
+)
+def test_trl_passes_accelerates_flags_on(folder: Path, flags: str, kind: str, gpus: int | None) -> None:
+    command = f"trl sft --model_name_or_path Qwen/Qwen2-7B --dataset_name a/b {flags}"
+    assert (read(command).strategy.kind, read(command).gpus) == (kind, gpus)
+
+
+def test_trls_file_passes_accelerates_keys_on_but_no_switches(folder: Path) -> None:
+    """TRL writes `--use_fsdp True`, whose value Accelerate takes for the script."""
+    text = "model_name_or_path: Qwen/Qwen2-7B\ndataset_name: a/b\nnum_processes: 4\nzero_stage: 3\n"
+    (folder / "trl.yaml").write_text(text)
+    assert read("trl sft --config trl.yaml").gpus == 4
+    assert read("trl sft --config trl.yaml --num_processes 2 --use_deepspeed").gpus == 2
+    (folder / "trl.yaml").write_text(text + "use_fsdp: true\n")
+    with pytest.raises(InputError, match=r"use_fsdp: TRL passes it on as .* expected --use_fsdp in the comm"):
+        read("trl sft --config trl.yaml")
 
 
 def test_a_file_of_trl_names_accelerates_too(folder: Path) -> None:

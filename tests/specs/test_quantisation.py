@@ -150,3 +150,9 @@ def test_stacked_experts_in_4_bits_are_dequantised_once_and_kept_in_16() -> None
 def test_experts_in_4_bits_that_nothing_has_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         job(**changes)
+
+
+def test_experts_in_4_bits_that_are_not_simulated_name_the_strategies_that_are() -> None:
+    expected = "this strategy of FSDP2; expected 'ddp' or 'fsdp2' with wrapping 'huggingface'"
+    with pytest.raises(NotSimulatedError, match=expected):
+        job({"quantize_experts": True}, model="mixtral-8x7b", strategy="fsdp2")

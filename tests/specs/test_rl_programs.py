@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from tests.expect import of_kind, there
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.tables import Experiment
+from zsim.workflows.rl.job import resolve_rl
 
 VERL = """\
 data: {train_batch_size: 1024, max_prompt_length: 512, max_response_length: 1536}
@@ -294,11 +296,13 @@ def test_dpo_of_nemo_rl_counts_pairs_and_asks_a_reference(tmp_path: Path) -> Non
 
 
 def test_ppo_of_nemo_rl_has_a_critic_and_its_own_names(tmp_path: Path) -> None:
-    loop = "ppo: {num_prompts_per_step: 64, num_generations_per_prompt: 2, ppo_epochs: 3}\n"
+    loop = "ppo: {num_prompts_per_step: 128, num_generations_per_prompt: 2, ppo_epochs: 3}\n"
     found = read(write(tmp_path, POLICY + loop + "value: {model_name: Qwen/Qwen2.5-1.5B}\n"))
     table = there(found.rl)
-    assert (table.algorithm, table.prompts_per_step, table.samples_per_prompt) == ("ppo", 64, 2)
+    assert (table.algorithm, table.prompts_per_step, table.samples_per_prompt) == ("ppo", 128, 2)
     assert (table.epochs, table.critic.model) == (3, "qwen2.5-1.5b")
+    job = resolve_rl(found, Simulator())
+    assert (there(job.critic_job).model.name, job.updates) == ("qwen2.5-1.5b", 3)
     with pytest.raises(InputError, match=r"value\.model_name"):
         read(write(tmp_path, POLICY + loop + "value: {model_name: nobody/nothing}\n"))
 

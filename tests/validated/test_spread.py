@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from tests.validated.conftest import FEATURES, estimates
-from validation.published.open_settings import OpenStep, open_spreads
+from validation.published.open_settings import ACROSS_NODES, OpenStep, open_spreads, read_steps
 from validation.published.spread_fit import estimate_spread, fit_parts, mean_errors, score_quantiles
+from zsim.specs.cluster.files import load_gpu
+from zsim.specs.presets import gpu_preset_names
 from zsim.validated.features import KERNELS, NETWORK
 from zsim.validated.runs import ValidatedRun, validated_runs
 from zsim.validated.spread import OPEN_SENTENCES, spread_estimates, spread_of, spread_parts
@@ -44,6 +46,14 @@ def test_a_network_that_something_else_hides_is_less_open(make_run: Make) -> Non
     found = open_spreads(steps, {"a": NETWORK, "b": KERNELS})
     assert found["network"] == pytest.approx(0.2)
     assert found["hidden network"] == 0.0
+
+
+def test_dispatchers_differ_most_where_the_network_bounds_the_step() -> None:
+    """Rows of several nodes are among those that say so: half of ln 2.5 on 64 ranks of 16 nodes."""
+    steps = [step for step in read_steps() if step.setting == "dispatcher"]
+    assert set(ACROSS_NODES) <= {step.row_id for step in steps}
+    spreads = open_spreads(steps)
+    assert spreads["dispatcher"] > 0.1 > spreads["hidden dispatcher"] > 0
 
 
 def test_counted_respects_add_per_doubling(make_run: Make) -> None:
@@ -99,6 +109,9 @@ def test_old_gpus_do_not_move_the_interval_of_new_ones(make_run: Make) -> None:
     runs += [make_run(f"new {n}", 0.01 * (-1) ** n, gpu="h100-sxm-80gb") for n in range(4)]
     old = replace(FEATURES, gpu="v100-sxm3-32gb")
     assert mean_errors(runs) == {old.regime: pytest.approx(0.2)}
+    names = [name for name in gpu_preset_names() if replace(FEATURES, gpu=name).lacks_bf16]
+    assert names == [name for name in gpu_preset_names() if load_gpu(name).peak.bf16 is None]
+    assert not replace(FEATURES, gpu="v100-of-mine").lacks_bf16  # no file of zsim's says so
 
 
 def test_a_source_moves_the_interval_by_its_median_and_never_by_more_than_the_largest(make_run: Make) -> None:

@@ -14,7 +14,7 @@ import csv
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import inf, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,8 +29,7 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.measured.prediction import predict_step
-from zsim.validated.features import NETWORK
-from zsim.validated.spread import OPEN_SENTENCES
+from zsim.validated.spread import OPEN_SENTENCES, setting_with_binding
 
 TABLE = Path(__file__).resolve().parent / "open_settings.csv"
 COLUMNS = ("row_id", "source", "setting", "choice", "seconds")
@@ -44,6 +43,9 @@ CHOICES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "network": [{"cluster.nic.efficiency": value} for value in (0.45, 0.9)],
 }
 SOURCES = 8  # of a setting
+# Rows whose experts are on ranks of several nodes, where dispatchers differ most. One row of a source is
+# likely to have them on one node, so that its dispatchers differ by a few percent.
+ACROSS_NODES = ("megatron-bridge-2-0066", "megatron-moe-modelzoo-0001")
 MAX_WORK = 2e5  # micro-batches times blocks times GPUs of a row
 
 
@@ -73,17 +75,16 @@ def open_spreads(steps: Sequence[OpenStep], bindings: Mapping[str, str] | None =
     """The spread of each of `OPEN_SENTENCES`, as a logarithm; one without steps has none.
 
     `bindings` is what bounds each row's step, by default as a stranger's prediction has it. It says which
-    rows' networks are hidden.
+    rows' networks and exchanges of tokens are hidden.
     """
     if bindings is None:
-        bindings = {run.row_id: run.features.binding for run in strangers_runs()}
+        bindings = _strangers_bindings()
     spreads = {}
     for setting in OPEN_SENTENCES:
         by_source: dict[str, list[float]] = {}
         rows: dict[tuple[str, str], list[float]] = {}
         for step in steps:
-            is_hidden = step.setting == "network" and bindings.get(step.row_id) != NETWORK
-            if setting == ("hidden network" if is_hidden else step.setting):
+            if setting == setting_with_binding(step.setting, bindings.get(step.row_id, "")):
                 rows.setdefault((step.source, step.row_id), []).append(step.seconds)
         for (source, _), seconds in rows.items():
             by_source.setdefault(source, []).append(log(max(seconds) / min(seconds)) / 2)
@@ -91,15 +92,30 @@ def open_spreads(steps: Sequence[OpenStep], bindings: Mapping[str, str] | None =
     return spreads
 
 
+def _strangers_bindings() -> dict[str, str]:
+    return {run.row_id: run.features.binding for run in strangers_runs()}
+
+
 def main() -> None:
-    options = parse_options(__doc__)
+    options, bindings = parse_options(__doc__), _strangers_bindings()
     began = time.monotonic()
     steps = read_steps()
-    for run in sample(read_runs([*shipped_tables(), *options.tables]).runs):
+    runs = read_runs([*shipped_tables(), *options.tables]).runs
+    simulated = {step.row_id for step in steps if step.setting == "dispatcher"}
+    for run in runs:
+        if run.row_id in ACROSS_NODES and run.row_id not in simulated:
+            steps += steps_of(run, "dispatcher", inf)
+            write(steps)
+    for run in sample(runs):
         for setting in CHOICES:
             if time.monotonic() - began > options.seconds:
                 return
-            sources = {step.source for step in steps if step.setting == setting}
+            name = setting_with_binding(setting, bindings.get(run.row_id, ""))
+            sources = {
+                step.source
+                for step in steps
+                if setting_with_binding(step.setting, bindings.get(step.row_id, "")) == name
+            }
             if run.source not in sources and len(sources) < SOURCES:
                 steps += steps_of(run, setting)
                 write(steps)
@@ -112,11 +128,11 @@ def write(steps: Sequence[OpenStep], path: Path = TABLE) -> None:
         writer.writerows([getattr(step, name) for name in COLUMNS] for step in steps)
 
 
-def steps_of(run: PublishedRun, setting: str) -> list[OpenStep]:
+def steps_of(run: PublishedRun, setting: str, max_work: float = MAX_WORK) -> list[OpenStep]:
     """The row's steps with every choice of a setting that matters to it; none where it does not, where the
     row is large, or where fewer than two can be simulated."""
     work = (run.count("grad_accum") or 1) * (run.count("n_layers") or 1) * (run.count("n_gpus") or 1)
-    if work > MAX_WORK:
+    if work > max_work:
         return []
     try:
         experiment = row_experiment(replace(run, is_strangers=True)).experiment

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+
+from zsim.specs.cluster.files import load_gpu
+from zsim.specs.presets import gpu_preset_names
 
 ALLOCATOR, OFFLOADING, NETWORK, HOST, KERNELS = (
     "the allocator",
@@ -23,7 +26,6 @@ _SHARES = (
     (HOST, "host_bound", 0.1),
 )
 
-_CHIPS_WITHOUT_BF16 = ("v100", "t4")
 _EXTRA_PARALLELISM = re.compile(r" \+ (TP|CP|PP|EP)\b")
 NUM_CELLS = 5  # that a job belongs to
 
@@ -68,7 +70,7 @@ class Features:
     @property
     def lacks_bf16(self) -> bool:
         """Whether the GPU is older than bf16, and so are the kernels and the software of its runs."""
-        return self.chip in _CHIPS_WITHOUT_BF16
+        return _lacks_bf16(self.gpu)
 
     @property
     def regime(self) -> str:
@@ -98,6 +100,12 @@ class Features:
             (self.is_several,),
             (),
         )
+
+
+@cache
+def _lacks_bf16(gpu: str) -> bool:
+    """Whether the file of a GPU that ships with zsim has no rate of bf16. False for another GPU."""
+    return gpu in gpu_preset_names() and load_gpu(gpu).peak.bf16 is None
 
 
 def data_strategy(strategy: str) -> str:

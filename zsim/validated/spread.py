@@ -23,6 +23,9 @@ m (1 - s^2 / n m^2), the positive-part shrinkage of W. James and C. Stein ("Esti
 The interval lies between two quantiles of signed errors in units of the spread, so that it may be wider on
 one side. Each source is judged by parts and quantiles of the others (docs/accuracy.md), so that coverage is
 measured, not proven, and holds for jobs like the published ones.
+
+Ranges, with the shift of a regime, are made of published runs of role report too, as they say how far off
+zsim is. No number that a prediction is made of is taken from them.
 """
 
 from __future__ import annotations
@@ -39,14 +42,16 @@ from zsim.validated.runs import ValidatedRun, shipped_estimates
 
 ANY = "any run"
 OPEN_SENTENCES: Mapping[str, str] = {
-    "dispatcher": "what brings tokens to their experts is not stated",
+    "dispatcher": "what brings tokens to their experts is not stated, and the network bounds the step",
+    "hidden dispatcher": "what brings tokens to their experts is not stated",
     "loss": "whose kernels compute the loss is not stated",
     "compile": "whether blocks are compiled is not stated",
     "network": "the network is a preset's, not measured, and bounds the step",
     "hidden network": "the network is a preset's, not measured",
 }
-"""The settings that matter and may be left open, and what that is in words. A network is hidden where
-something else bounds the step."""
+"""The settings that matter and may be left open, and what that is in words. A network, or an exchange of
+tokens, is hidden where something else bounds the step."""
+_HIDDEN = ("dispatcher", "network")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +148,12 @@ def spread_parts(
 
 def settings_left_open(job: Features) -> tuple[str, ...]:
     """The settings that the job leaves open, by the names of `OPEN_SENTENCES`."""
-    hides = job.binding != NETWORK
-    return tuple("hidden network" if hides and name == "network" else name for name in job.open_settings)
+    return tuple(setting_with_binding(name, job.binding) for name in job.open_settings)
+
+
+def setting_with_binding(name: str, binding: str) -> str:
+    """The name in `OPEN_SENTENCES` of a setting of a job whose step `binding` bounds."""
+    return f"hidden {name}" if name in _HIDDEN and binding != NETWORK else name
 
 
 def _extrapolated(part: Extrapolation, estimates: SpreadEstimates) -> SpreadPart:

@@ -14,6 +14,7 @@ from tests.specs.test_towers import QWEN3_VL
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.specs.formats.detect import read_training_file
 
 FULL = """
 model_name_or_path: meta-llama/Meta-Llama-3-8B
@@ -269,4 +270,12 @@ def test_stage_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
 
 
 def test_ray_says_how_many_gpus_train(tmp_path: Path) -> None:
-    assert read_text(tmp_path, FULL + "ray_num_workers: 4\n").gpus == 4
+    """LLaMA-Factory looks at the key under Ray alone, which a command tells and a file does not."""
+    alone = read_text(tmp_path, FULL + "ray_num_workers: 4\n")
+    assert alone.gpus == 4
+    assert "ray_num_workers: 4 GPUs, as under USE_RAY=1, without" in notes_of(alone)
+    path = tmp_path / "ray.yaml"
+    path.write_text(FULL + "ray_num_workers: 4\n")
+    for variable, gpus in (("USE_RAY=1 ", 4), ("", None), ("USE_RAY=0 ", None)):
+        (tmp_path / "run.sh").write_text(f"{variable}llamafactory-cli train {path}\n")
+        assert read_training_file(str(tmp_path / "run.sh")).settings.get("gpus") == gpus

@@ -315,7 +315,9 @@ def test_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
     assert (training.reference, training.reference_forwards, training.micro_batch_size) == ("base", 3, 1)
 
 
-@pytest.mark.parametrize("ranks", ["list(range(0, 4))", "4", "[0, 1, 2, 3]", "list(range(4))"])
+@pytest.mark.parametrize(
+    "ranks", ["list(range(0, 4))", "4", "[0, 1, 2, 3]", "list(range(4))", "list(range(0, 8, 2))"]
+)
 def test_ray_gives_training_the_gpus_of_its_group(tmp_path: Path, ranks: str) -> None:
     groups = "use_ray: true\ndevice_groups:\n  nproc_per_node: 2\n"
     group = f"  default: {{device: GPU, ranks: '{ranks}', workers: [default]}}\n"
@@ -324,5 +326,5 @@ def test_ray_gives_training_the_gpus_of_its_group(tmp_path: Path, ranks: str) ->
     file = read_text(tmp_path, LORA + groups + group, changes={"cluster": "dgx-h100"})
     assert (file.nodes, file.gpus) == (2, 4)
     assert "device_groups" not in notes_of(file)
-    with pytest.raises(InputError, match="device_groups"):
-        read_text(tmp_path, LORA + groups + group.replace(ranks, "all"))
+    with pytest.raises(InputError, match=r"device_groups\.default\.ranks: found 'all', expected a number"):
+        read_text(tmp_path, LORA + groups + group.replace(ranks, "all").replace("ranks: all", "ranks: 'all'"))

@@ -145,7 +145,8 @@ def test_another_job_is_refused_by_name(tmp_path: Path, text: str, message: str)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("num_train_gpus = 4", "num_train_gpus = 64", "found 64, more than a node's 8; expected type"),
+        ("num_train_gpus = 4", "num_train_gpus = 64", "found 64 .*more than a node's 8; expected type"),
+        ("num_infer_gpus = 4", "num_infer_gpus = 8", "num_train_gpus: found 4 beside num_infer_gpus = 8, "),
         ("batch_size = 256", "batch_size = 0", "found 0, expected a whole number of at least 1"),
         ("batch_size = 256", 'batch_size = "many"', "found 'many', expected a whole number"),
         ("seq_len = 4096", "seq_len = [", "not valid TOML|Invalid value|not TOML"),
@@ -197,12 +198,16 @@ quantization = "fp8"
 max_num_seqs = 64
 """
     rollout = there(read(tmp_path, RL.replace("[inference]\n", table)).rl).rollout
-    assert (rollout.tensor, rollout.expert, rollout.gpu_memory_utilization) == (4, 8, 0.5)
+    assert (rollout.tensor, rollout.expert, rollout.gpu_memory_utilization) == (4, 4, 0.5)
     assert (rollout.precision, rollout.max_num_seqs) == ("fp8", 64)
     older = there(read(tmp_path, RL + "gpu_memory_utilization = 0.4\nparallel = { tp = 2 }\n").rl).rollout
     assert (older.tensor, older.gpu_memory_utilization) == (2, 0.4)
     nodes = RL.replace("num_train_gpus = 4\nnum_infer_gpus = 4", NODES)
     assert there(read(tmp_path, nodes).rl).rollout.gpus == 32
+    over_nodes = there(read(tmp_path, nodes.replace("[inference]\n", table)).rl).rollout
+    assert (over_nodes.tensor, over_nodes.expert) == (4, 8)
+    of_older = nodes + "parallel = {tp = 4, dp = 4}\nvllm = {enable_expert_parallel = true}\n"
+    assert there(read(tmp_path, of_older).rl).rollout.expert == 16
     apart = nodes.replace("[inference]", '[inference.deployment]\ntype = "disaggregated"')
     assert "prefill and decode on nodes of their own" in notes_of(read(tmp_path, apart))
 
@@ -210,13 +215,22 @@ max_num_seqs = 64
 NODES = 'type = "multi_node"\nnum_train_nodes = 2\nnum_infer_nodes = 2\nnum_infer_replicas = 2'
 
 
+def test_experts_are_over_all_gpus_of_one_node_that_generate(tmp_path: Path) -> None:
+    """prime-rl sets vLLM's data_parallel_size to 4 / 2, whatever the file says."""
+    vllm = "[inference.vllm]\ntensor_parallel_size = 2\nenable_expert_parallel = true\n"
+    rollout = there(read(tmp_path, RL.replace("[inference]\n", vllm)).rl).rollout
+    assert (rollout.tensor, rollout.expert) == (2, 4)
+
+
 def test_replicas_that_do_not_divide_the_gpus_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tensor_parallel_size: found 3, which does not divide the 4 GPUs"):
         read(tmp_path, RL.replace("[inference]", "[inference.vllm]\ntensor_parallel_size = 3"))
+    with pytest.raises(InputError, match=r"inference\.parallel\.tp: found 3, which does not divide the 4"):
+        read(tmp_path, RL + "parallel = {tp = 3}\n")
 
 
 def test_a_source_with_a_teacher_is_refused_beside_others(tmp_path: Path) -> None:
     sources = "[[orchestrator.train.source]]\nname = 'a'\n[[orchestrator.train.source]]\nname = 'b'\n"
     assert read(tmp_path, RL + sources).rl is not None
-    with pytest.raises(NotSimulatedError, match="'opd', whose responses or scores are another model's"):
+    with pytest.raises(NotSimulatedError, match=r"train\.source\[1\]\.algo\.type: .* 'opd', whose resp"):
         read(tmp_path, RL + sources + "[orchestrator.train.source.algo]\ntype = 'opd'\n")

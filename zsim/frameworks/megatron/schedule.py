@@ -7,7 +7,10 @@ Transcribed from Megatron-Core 0.12 `core/distributed/distributed_data_parallel.
 
 # [Note: where a gradient goes]
 With `fuses_accumulation` the product that computes a weight's gradient adds it to the buffer directly; all
-other gradients come from autograd in the parameters' type, and a hook adds them. The bucket of the model's
+other gradients come from autograd in the parameters' type, and a hook adds them. Left out: the zeros that the
+fused head returns for a tied weight on one stage (`zero_out_wgrad` in models/common/language_module and
+tensor_parallel/layers.py), vocabulary times width elements of the parameters' type, which autograd holds
+until the embedding's gradient and adds to it. The bucket of the model's
 last parameters is ready first. Only the last micro-batch reduces.
 
 # [Note: two overlaps]

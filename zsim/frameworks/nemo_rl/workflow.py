@@ -52,7 +52,7 @@ WORKFLOW = RlFramework(
             expert_parallelism={"dispatcher": "all-to-all", "expert_tensor": 1},
         ),
     },
-    algorithms=("grpo", "dapo", "rloo"),
+    algorithms=("grpo", "ppo", "dapo", "rloo"),
     limits_prompts_in_flight=True,
     pads_for_stages=True,
     padding="rollout",

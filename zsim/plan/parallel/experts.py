@@ -308,7 +308,7 @@ class _Layer:
     def _reached_partitions(self, partitions: int) -> float:
         """Mean number of equal partitions of the experts that hold one of a token's."""
         experts, k, choice = self.work.num_experts, self.work.top_k, self.choice
-        if self.split.library.balances_in_turn and self.split.imbalance == 1:
+        if self.split.deals_in_turn:
             return partitions_in_turn(experts, k, partitions)
         return expected_partitions(experts, k, partitions, choice.num_groups, choice.top_groups)
 

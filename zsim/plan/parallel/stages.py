@@ -12,7 +12,8 @@ from zsim.specs.model.spec import Block, Embedding, ModelSpec, Module, Parameter
 def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[ModelSpec]:
     """The stages in model order: the first has the modules before the blocks and a tower, the last those
     after them. A tied head gets its own copy of the embedding's weight, whose gradients the two stages sum
-    up, as does the embedding of multi-token prediction."""
+    up, as does the embedding of multi-token prediction. Fewer than two numbers of layers, or none, are one
+    stage with all blocks."""
     if len(layers_per_stage) < 2:
         return [replace(model, after=_name_lenders(model.after))] if model.num_prediction_layers else [model]
     stages, first, last = [], 0, len(layers_per_stage) - 1

@@ -27,12 +27,19 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
     "trl": ("sft", "dpo", "kto", "grpo", "reward", "rloo"),
     "litgpt": ("finetune", "finetune_full", "finetune_lora", "pretrain"),
 }
-# Flags and keys of `trl` that are Accelerate's, by its own names.
-PASSED_ON = {
-    "accelerate_config": "config_file",
-    "num_processes": "num_processes",
-    "num_machines": "num_machines",
-}
+# Flags of `accelerate launch` that are keys of a section of its file, those of its top, and others.
+_DEEPSPEED_FLAGS = (
+    "zero_stage", "offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path",
+    "offload_param_nvme_path", "gradient_accumulation_steps", "gradient_clipping", "zero3_init_flag",
+    "zero3_save_16bit_model", "deepspeed_config_file", "deepspeed_hostfile", "deepspeed_moe_layer_cls_names",
+    "deepspeed_multinode_launcher",
+)  # fmt: skip
+TOP_FLAGS = ("mixed_precision", "num_machines", "num_processes", "dynamo_backend")
+_OTHER_FLAGS = (
+    "config_file", "use_deepspeed", "use_fsdp", "multi_gpu", "main_process_ip", "main_process_port",
+    "machine_rank", "gpu_ids", "rdzv_backend", "same_network",
+)  # fmt: skip
+_TRAINING_ARGUMENTS = ("fsdp_config", "gradient_accumulation_steps")  # which TRL keeps to itself
 _PRIME_RL = ("rl", "sft", "trainer")  # commands of prime-rl's package, whose files stand behind an @
 # Flags of a script of one's own that trains by TrainingArguments.
 FLAG_MARKS = ("per_device_train_batch_size", "gradient_checkpointing", "learning_rate", "do_train")
@@ -44,7 +51,7 @@ _SUBCOMMANDS = {"accelerate": "launch", "tune": "run"}
 # Flags of `uv run` with one.
 _UV_OPTIONS = ("--extra", "--group", "--with", "--python", "-p", "--project", "--package", "--directory")
 # Flags of launchers without a value.
-_SWITCHES = {
+SWITCHES = {
     "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_cpu", "cpu", "quiet", "debug",
     "same_network", "tpu",
     "module", "no_python", "no_local_rank", "force_multi", "save_pid", "standalone", "run_path", "m", "u",
@@ -153,17 +160,37 @@ def _launcher_flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     rest, position = [], 0
     while position < len(words):
         name, equals, value = words[position].removeprefix("--").partition("=")
+        flag = accelerate_flag(name) if words[position].startswith("--") else None
         position += 1
-        if name not in PASSED_ON or not words[position - 1].startswith("--"):
+        if flag is None:
             rest.append(words[position - 1])
-        elif equals:
-            options[PASSED_ON[name]] = value
+        elif equals or flag in SWITCHES:
+            options[flag] = value if equals else True
         elif position < len(words):
-            options[PASSED_ON[name]] = words[position]
+            options[flag] = words[position]
             position += 1
         else:
             raise InputError(f"command line: --{name}: found nothing behind it, expected a value")
     return options, rest
+
+
+def accelerate_flag(name: str) -> str | None:
+    """The flag of `accelerate launch` for which `trl` takes a flag or key, or None for one of its trainers.
+
+    TRL's parser passes on what is no field of its own (trl f2cd5771 cli/commands/training.py).
+    """
+    flag = name.replace("-", "_")
+    if flag == "accelerate_config":
+        return "config_file"
+    is_known = flag in (*TOP_FLAGS, *_OTHER_FLAGS) or section_of(flag) is not None
+    return flag if is_known and flag not in _TRAINING_ARGUMENTS else None
+
+
+def section_of(flag: str) -> str | None:
+    """The section of Accelerate's file that a flag of its launcher writes to."""
+    if flag in _DEEPSPEED_FLAGS:
+        return "deepspeed_config"
+    return next((f"{part}_config" for part in ("fsdp", "fp8") if flag.startswith(f"{part}_")), None)
 
 
 def _is_launcher(word: str, following: Sequence[str]) -> bool:
@@ -194,7 +221,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         position += 1
         if equals:
             options[name] = value
-        elif name in _SWITCHES or position >= len(words):
+        elif name in SWITCHES or position >= len(words):
             options[name] = True
         else:
             options[name] = words[position]

@@ -12,14 +12,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.programs.accelerate.read import read_values as read_accelerate_values
 from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.job import leave_row_counts
 from zsim.programs.huggingface.models import write_types
 from zsim.programs.huggingface.strategies import NO_ENGINE
-from zsim.programs.launch.commands import FLAG_MARKS, PASSED_ON, TRAINERS, Launch, flag_values
+from zsim.programs.launch.commands import (
+    FLAG_MARKS,
+    SWITCHES,
+    TOP_FLAGS,
+    TRAINERS,
+    Launch,
+    accelerate_flag,
+    flag_values,
+    section_of,
+)
 from zsim.programs.litgpt.program import PROGRAM as LITGPT
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
@@ -57,17 +66,6 @@ _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
 _GPU_OPTIONS = ("nproc_per_node", "num_gpus")
-# accelerate launch: flags of sections of its file.
-_SECTIONS = {
-    "deepspeed_config": (
-        "zero_stage", "offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path",
-        "offload_param_nvme_path", "gradient_accumulation_steps", "gradient_clipping", "zero3_init_flag",
-        "zero3_save_16bit_model", "deepspeed_config_file", "deepspeed_hostfile",
-        "deepspeed_moe_layer_cls_names",
-        "deepspeed_multinode_launcher",
-    ),
-}  # fmt: skip
-_TOP_FLAGS = ("mixed_precision", "num_machines", "num_processes", "dynamo_backend")
 
 
 def read_launch(launch: Launch) -> TrainingFile:
@@ -121,7 +119,7 @@ def _started(launch: Launch) -> TrainingFile:
         program = _owner(values)
     if program is None:
         return _own_script(launch, values)
-    values = {**_defaults(launch), **values}
+    values = {**_defaults(launch), **values, **_drop_ray_workers(launch, program)}
     length = values.pop(_LENGTH, None)
     file = _read_flags(launch, program, values)
     if isinstance(length, int) and length > 0:
@@ -241,18 +239,32 @@ def _read_named_file(
     if owner is None:
         load_table(path)  # which says what is wrong with a damaged file
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
-    changes = {**values, **_assignments(loose)}
+    changes = {**values, **_assignments(loose), **_drop_ray_workers(launch, owner)}
     if isinstance(owner, ValuesProgram):
         content = source.content if isinstance(source.content, Mapping) else {}
         if launch.launcher == "trl":
-            passed = {key: content[key] for key in PASSED_ON if content.get(key) is not None}
-            launch.options |= {PASSED_ON[key]: str(value) for key, value in passed.items()} | launch.options
-            changes |= dict.fromkeys(passed)
+            changes |= dict.fromkeys(_pass_on(launch, str(path), content))
         defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
         return owner.read_changed(source, {**defaults, **changes})
     if not owner.file_nouns or owner.is_script:
         return owner.read(source)
     return _reader(owner)(str(path), change_values({**_defaults(launch), **load_table(path)}, changes))
+
+
+def _pass_on(launch: Launch, path: str, content: Mapping[str, Any]) -> list[str]:
+    """Add the keys of TRL's file that are Accelerate's to the launch's flags, which win, and return them.
+
+    Raises InputError for a switch: TRL writes its value behind it, which Accelerate takes for the script.
+    """
+    flags = {key: flag for key in content if (flag := accelerate_flag(str(key))) and content[key] is not None}
+    for key, flag in flags.items():
+        if flag in SWITCHES:
+            raise InputError(
+                f"{path}: {key}: TRL passes it on as `--{key} {content[key]}`, which Accelerate refuses; "
+                f"expected --{flag} in the command, or accelerate_config"
+            )
+        launch.options.setdefault(flag, str(content[key]))
+    return [*flags]
 
 
 def _named_file(launch: Launch, config: str) -> Path:
@@ -290,6 +302,12 @@ def _defaults(launch: Launch) -> Mapping[str, Any]:
         {"rlhf_type": "dpo"} if _TRAINERS.get(launch.launcher) is MS_SWIFT and launch.target == "rlhf" else {}
     )
     return {**loss, "micro_batch_size": 1} if launch.launcher == "megatron" else loss
+
+
+def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, Any]:
+    """Ray's workers as left out where LLaMA-Factory is not started under Ray (ff6d4d12 extras/misc.py)."""
+    is_on = launch.variables.get("USE_RAY", "").lower() in ("true", "y", "1")
+    return {"ray_num_workers": None} if program is LLAMA_FACTORY and not is_on else {}
 
 
 def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
@@ -358,14 +376,18 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     if launch.launcher == "trl" and isinstance(config, str) and config in ACCELERATE_CONFIGS:
         values = dict(ACCELERATE_CONFIGS[config])
     elif isinstance(config, str):
-        name = str(locate_named_file(config, launch.folder, launch.where, "an Accelerate YAML"))
+        try:
+            name = str(locate_named_file(config, launch.folder, launch.where, "an Accelerate YAML"))
+        except InputError as error:
+            if launch.launcher != "trl":
+                raise
+            names = f"{', '.join(ACCELERATE_CONFIGS)}{did_you_mean(config, ACCELERATE_CONFIGS)}"
+            raise InputError(f"{error}, or one of TRL's own: {names}") from None
         values = dict(load_table(Path(name)))
     for flag, value in options.items():
-        section = next((entry for entry, flags in _SECTIONS.items() if flag in flags), "")
-        section = next((f"{part}_config" for part in ("fsdp", "fp8") if flag.startswith(f"{part}_")), section)
-        if section:
+        if section := section_of(flag):
             values[section] = {**(values.get(section) or {}), flag: _typed(value)}
-        elif flag in _TOP_FLAGS:
+        elif flag in TOP_FLAGS:
             values[flag] = _typed(value)
     for switch, kind in (("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("multi_gpu", "MULTI_GPU")):
         if options.get(switch):

@@ -94,6 +94,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_preferences(values, is_full=is_full)
     if workers := values.count("ray_num_workers"):
         file.settings["gpus"] = workers
+        file.note(f"ray_num_workers: {workers} GPUs, as under USE_RAY=1, without which it does not count")
     write_release(values)
     values.finish(RELEASE)
     return file

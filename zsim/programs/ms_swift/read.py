@@ -169,19 +169,30 @@ def _read_machines(values: FileValues) -> None:
     groups = values.table("device_groups")
     if not values.flag("use_ray"):
         return
-    for group in groups.values():
+    for name, group in groups.items():
         if not isinstance(group, Mapping) or "default" not in (group.get("workers") or ()):
             continue
         ranks = group.get("ranks")
-        span = re.fullmatch(r"\s*list\(range\(\s*(?:(\d+)\s*,)?\s*(\d+)\s*\)\)\s*|(\d+)", str(ranks))
-        count = len(ranks) if isinstance(ranks, list) else 0
-        if span:
-            count = int(span[2] or span[3]) - int(span[1] or 0)
+        count = _rank_count(ranks)
         if count < 1:
-            raise values.error("device_groups", "ranks that are a number, a list or list(range(0, 4))")
+            raise InputError(
+                f"{values.file.name}: device_groups.{name}.ranks: found {ranks!r}, expected a number, a list "
+                "or list(range(0, 4))"
+            )
         per_node = groups.get("nproc_per_node")
         nodes = -(-count // per_node) if isinstance(per_node, int) and per_node > 0 else 1
         values.file.settings |= {"nodes": nodes, "gpus": count}
+
+
+def _rank_count(ranks: Any) -> int:
+    """The number of ranks that are a number, a list or a range. Zero for anything else."""
+    if isinstance(ranks, list):
+        return len(ranks)
+    if re.fullmatch(r"\d{1,9}", text := str(ranks).strip()):
+        return int(text)
+    span = re.fullmatch(r"list\(range\(\s*(\d{1,9}(?:\s*,\s*\d{1,9}){0,2})\s*\)\)", text)
+    numbers = [int(number) for number in span[1].split(",")] if span else [0]
+    return 0 if numbers[2:] == [0] else len(range(*numbers))
 
 
 def _read_task(values: FileValues, *, is_full: bool) -> None:

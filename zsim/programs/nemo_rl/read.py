@@ -265,7 +265,10 @@ def _note_critic(keys: FileValues) -> None:
             raise InputError(f"{keys.file.name}: {missing_model('value.model_name', str(name))}")
         if model != keys.file.defaults.get("model"):
             keys.file.settings["rl.critic.model"] = model
-    keys.file.note("value: the critic is simulated with the policy's batches and parallelism, not its own")
+    keys.file.note(
+        "value: the critic is simulated with the policy's batches and parallelism, not its own, and without "
+        "the copies of its states, which wait on the host while the policy trains"
+    )
 
 
 def _logprob_batch(keys: FileValues, packs: Sequence[str]) -> dict[str, int | None]:

@@ -42,7 +42,7 @@ _KEYS = (
         ("inference.vllm.max_num_seqs", int, "responses at once", "rl.rollout.max_num_seqs"),
         ("inference.vllm.quantization", str, "the type of its weights", "rl.rollout.precision"),
         ("inference.parallel.tp", int, "ranks of a replica, in older files", "rl.rollout.tensor"),
-        ("inference.parallel.dp", int, "replicas, in older files"),
+        ("inference.parallel.dp", int, "replicas that share experts, in older files", "rl.rollout.expert"),
         ("inference.gpu_memory_utilization", float, "the engine's part of the memory, in older files",
          "rl.rollout.gpu_memory_utilization"),
         ("inference.enforce_eager", bool, "no CUDA graphs, in older files", "rl.rollout.enforce_eager"),

@@ -79,16 +79,17 @@ def _refuse_others(keys: FileValues) -> None:
     keys.refuse(f"{_MODEL}.full_offload", "masters and the update on the host, beside backward")
     keys.refuse(f"{_MODEL}.quantization.type", "fp8 of prime-rl's")
     keys.refuse(f"{_MODEL}.debug.num_layers", "a model that is cut off; change model.num_hidden_layers")
-    algorithm = keys.get("orchestrator.algo.type", "grpo")
-    sources = keys.values.get("orchestrator.train.source") or ()
-    tables = [source.get("algo") for source in sources if isinstance(source, Mapping)]
-    others = [str(table.get("type")) for table in tables if isinstance(table, Mapping)]
-    algorithm = next((name for name in (algorithm, *others) if name in _DISTILLATIONS), algorithm)
-    if algorithm in _DISTILLATIONS:
-        raise NotSimulatedError(
-            f"{keys.file.name}: orchestrator.algo.type: zsim does not simulate '{algorithm}', whose "
-            "responses or scores are another model's; expected grpo"
-        )
+    algorithms = {"orchestrator.algo.type": keys.get("orchestrator.algo.type")}
+    for number, source in enumerate(keys.values.get("orchestrator.train.source") or ()):
+        table = source.get("algo") if isinstance(source, Mapping) else None
+        if isinstance(table, Mapping):
+            algorithms[f"orchestrator.train.source[{number}].algo.type"] = table.get("type")
+    for key, algorithm in algorithms.items():
+        if algorithm in _DISTILLATIONS:
+            raise NotSimulatedError(
+                f"{keys.file.name}: {key}: zsim does not simulate '{algorithm}', whose responses or scores "
+                "are another model's; expected grpo"
+            )
     if keys.has(f"{_MODEL}.vlm"):
         raise NotSimulatedError(
             f"{keys.file.name}: {_MODEL}.vlm: zsim does not simulate prime-rl's towers yet"
@@ -97,18 +98,24 @@ def _refuse_others(keys: FileValues) -> None:
 
 def _read_machines(keys: FileValues) -> int:
     per_node = keys.count("deployment.gpus_per_node", 8)
-    if keys.get("deployment.type") == "multi_node" or keys.has("deployment.num_train_nodes"):
+    if _has_nodes(keys):
         nodes = keys.count("deployment.num_train_nodes", 2)
         keys.file.settings |= {"nodes": nodes, "gpus": nodes * per_node}
         return nodes * per_node
     gpus = keys.count("deployment.num_train_gpus", 1)
-    if gpus > per_node:
+    generating = keys.count("deployment.num_infer_gpus", 1) if keys.has("orchestrator", "inference") else 0
+    if gpus + generating > per_node:
+        words = f"{gpus} beside num_infer_gpus = {generating}" if generating else str(gpus)
         raise InputError(
-            f"{keys.file.name}: deployment.num_train_gpus: found {gpus}, more than a node's {per_node}; "
+            f"{keys.file.name}: deployment.num_train_gpus: found {words}, more than a node's {per_node}; "
             'expected type = "multi_node" with num_train_nodes'
         )
     keys.file.settings["gpus"] = gpus
     return gpus
+
+
+def _has_nodes(keys: FileValues) -> bool:
+    return keys.get("deployment.type") == "multi_node" or keys.has("deployment.num_train_nodes")
 
 
 def _read_sharding(keys: FileValues, gpus: int) -> None:
@@ -234,7 +241,7 @@ def _read_rollout(keys: FileValues) -> None:
         skip_rollout(file, "prefill and decode on nodes of their own are not simulated", update)
         return
     per_node = keys.count("deployment.gpus_per_node", 8)
-    if keys.get("deployment.type") == "multi_node" or keys.has("deployment.num_train_nodes"):
+    if _has_nodes(keys):
         nodes = keys.count("deployment.num_infer_nodes", keys.count("inference.deployment.num_nodes", 1))
         gpus = nodes * keys.count("deployment.num_infer_replicas", 1) * per_node
     else:
@@ -267,14 +274,19 @@ def _read_rollout(keys: FileValues) -> None:
 
 
 def _engine(keys: FileValues, gpus: int) -> dict[str, Any]:
-    """The settings of the engines. vLLM has a table of its own in the release that was read."""
+    """The settings of the engines. vLLM has a table of its own in the release that was read.
+
+    On one node, prime-rl has as many data-parallel ranks as fill the GPUs (`rl.py: auto_setup_deployment`).
+    """
     vllm = "inference.vllm"
     tensor = keys.count(f"{vllm}.tensor_parallel_size", keys.count("inference.parallel.tp", 1))
-    experts = tensor * keys.count(f"{vllm}.data_parallel_size", 1)
+    ranks = keys.count(f"{vllm}.data_parallel_size", keys.count("inference.parallel.dp", 1))
+    experts = tensor * ranks if _has_nodes(keys) else gpus
     if gpus % tensor:
+        is_older = not keys.has(f"{vllm}.tensor_parallel_size")
+        key = "inference.parallel.tp" if is_older else f"{vllm}.tensor_parallel_size"
         raise InputError(
-            f"{keys.file.name}: {vllm}.tensor_parallel_size: found {tensor}, which does not divide the "
-            f"{gpus} GPUs that generate"
+            f"{keys.file.name}: {key}: found {tensor}, which does not divide the {gpus} GPUs that generate"
         )
     weights = keys.get(f"{vllm}.quantization")
     if weights not in (None, "fp8"):

@@ -50,6 +50,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.expert_degrees import (
     assumed_dispatcher_note,
     assumed_loads_note,
+    choices_in_turn_note,
     expert_members,
     resolve_expert_degrees,
 )
@@ -306,6 +307,7 @@ def _check_tables(
     others = (
         flex_note(parallelism, cluster.gpus, model, training),
         assumed_loads_note(parallelism.experts, model),
+        choices_in_turn_note(parallelism.experts),
         assumed_dispatcher_note(experiment.parallelism, parallelism),
     )
     check_fp8_shapes(model, training, parallelism)

@@ -89,7 +89,9 @@ def resolve_expert_degrees(
     counts = experts.num_experts, experts.top_k, tokens // parallelism.token_shards
     imbalance = table.expert_imbalance
     if imbalance is not None:
-        split = replace(split, loads=rank_loads(imbalance, split.ranks, *counts))
+        in_turn = split.library.balances_in_turn and imbalance == 1
+        loads = rank_loads(imbalance, split.ranks, *counts)
+        split = replace(split, loads=loads, deals_in_turn=in_turn)
     else:
         split = assume_loads(split, experts)
     if split.library.min_capacity:
@@ -161,6 +163,19 @@ def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
         f"layer the fullest of {split.ranks} expert-parallel ranks has {max(split.loads):.2f} times the mean "
         f"rows ({ends[0]:.2f} to {ends[1]:.2f} were seen); parallelism.expert_imbalance says another, 1 "
         "where balance is forced, as benchmarks do"
+    )
+
+
+def choices_in_turn_note(split: ExpertSplit) -> str | None:
+    """The note on experts that are dealt out in turn. None where they are drawn, or where a token is sent to
+    each of its experts.
+    """
+    if not split.deals_in_turn or split.dispatcher not in DEDUPLICATING_DISPATCHERS:
+        return None
+    return (
+        "parallelism.expert_imbalance is 1: tokens have their experts in turn, as where "
+        f"{split.library.title} forces balance, so that each is sent to few ranks; a load per rank, all of "
+        "them 1, draws the experts"
     )
 
 

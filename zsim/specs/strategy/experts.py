@@ -84,6 +84,8 @@ class ExpertSplit:
     """
     deviation: float = 0.0
     """The deviation of the experts' loads over their mean, where `loads` are assumed by it."""
+    deals_in_turn: bool = False
+    """Tokens have their experts in turn. Otherwise they are drawn."""
 
     @property
     def members(self) -> int:

@@ -97,7 +97,8 @@ class ParallelismTable(StrictTable):
         Annotated[float, Field(ge=1)] | tuple[Annotated[float, Field(ge=0)], ...] | str | None
     ) = Field(
         default=None,
-        description="rows of the fullest rank over the mean, 1 where balance is forced; a load per rank; the "
+        description="rows of the fullest rank over the mean, 1 where balance is forced (by experts in turn "
+        "if the framework's option does so; a load per rank, all equal, draws them); a load per rank; the "
         "name of a published spread; or 'seed:N'; left out: as measured of routers with so many experts, or "
         "of padded experts in a run's first steps",
     )

@@ -24,7 +24,12 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.training.framework_training import FrameworkTraining, kinds_where, training_of
+from zsim.specs.experiment.training.framework_training import (
+    FrameworkTraining,
+    kinds_where,
+    phrases_of,
+    training_of,
+)
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
@@ -73,8 +78,9 @@ def check_quantised_experts(
     if stacked_experts(model) is None:
         raise InputError(f"{where}: '{model.name}' has no stacked experts; expected it left out")
     if split.library != TRANSFORMERS:
+        strategies = " or ".join(phrases_of(lambda candidate: candidate.merging_strategy))
         raise NotSimulatedError(
-            f"{where}: not simulated with experts of '{split.library.name}'; expected transformers' layers"
+            f"{where}: not simulated with this strategy of {framework.title}; expected {strategies}"
         )
     framework.check_merged_adapters(f"{where}: a weight of routed experts", config)
 
