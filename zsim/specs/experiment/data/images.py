@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import floor, sqrt
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -110,21 +110,37 @@ class ImagesTable(_SamplesTable):
         return len(set(self.sizes or ((0, 0),)))
 
 
-def _check_number(table: _SamplesTable, key: str, what: str) -> None:
+class _Kind(NamedTuple):
+    """The words of messages for images or for sounds."""
+
+    key: str
+    """The key of its table below `training`."""
+    plural: str
+    """Also the field of the training."""
+    tower: str
+    rows: str
+    """The name of what its tower counts."""
+
+
+_IMAGES = _Kind("images", "images", "vision", "patches")
+_SOUNDS = _Kind("audio", "sounds", "audio", "rows")
+
+
+def _check_number(table: _SamplesTable, kind: _Kind) -> None:
     """Raises InputError unless the table says one number of a sample's images or sounds."""
     if (table.per_sample is None) == (table.counts is None):
         count = "both" if table.counts is not None else "neither"
         raise InputError(
-            f"{key}: found {count} of `per_sample` and `counts`; expected one of them: how many {what} a "
-            "sample has"
+            f"training.{kind.key}: found {count} of `per_sample` and `counts`; expected one of them: how "
+            f"many {kind.plural} a sample has"
         )
     if table.counts is not None and table.law != "constant":
-        raise InputError(f"{key}.law: found with `counts`, which are drawn as they are")
+        raise InputError(f"training.{kind.key}.law: found with `counts`, which are drawn as they are")
 
 
 def check_images(table: ImagesTable) -> None:
     """Raises InputError unless the table says how many images there are, and how large."""
-    _check_number(table, "training.images", "images")
+    _check_number(table, _IMAGES)
     sides = (table.width is None) + (table.height is None)
     stated = (sides == 0) + (table.pixels is not None) + (table.sizes is not None)
     if sides == 1 or stated != 1:
@@ -183,36 +199,34 @@ def apply_images(
     notes, shares, tokens = list[str](), dict[str, str](), 0.0
     if model.towers:
         training = replace(training, tower_checkpointing=policy or training.activation_checkpointing)
-    tables: tuple[tuple[str, _SamplesTable | None, Tower | None], ...] = (
-        ("audio", audio, model.audio_tower), ("images", images, model.vision_tower),
+    tables: tuple[tuple[_Kind, _SamplesTable | None, Tower | None], ...] = (
+        (_SOUNDS, audio, model.audio_tower), (_IMAGES, images, model.vision_tower),
     )  # fmt: skip
-    for key, table, tower in tables:
-        what = "sounds" if key == "audio" else key
+    for kind, table, tower in tables:
         if tower is None and table is not None:
             raise InputError(
-                f"training.{key}: '{model.name}' has no {'audio' if key == 'audio' else 'vision'} tower; "
-                f"expected a multimodal config.json, or no {what}"
+                f"training.{kind.key}: '{model.name}' has no {kind.tower} tower; expected a multimodal "
+                f"config.json, or no {kind.plural}"
             )
         if tower is None:
             continue
-        samples = None if table is None else _sample(training, table, key, what, model, tower, plan)
+        samples = None if table is None else _sample(training, table, kind, model, tower, plan)
         if samples is None:
-            samples, note = _use_dummies(training, model, tower, key, what)
+            samples, note = _use_dummies(training, model, tower, kind)
         else:
             of_samples = samples.mean_per_sequence * samples.size.tokens
-            rows = "rows" if key == "audio" else "patches"
             note = (
-                f"{what}: {samples.mean_per_sequence:,.3g} a sample, {samples.size.tokens:,.0f} tokens each "
-                f"({of_samples:,.0f} of the {training.sequence_length:,} tokens of a sequence), "
-                f"{samples.size.rows:,.0f} {rows} each in the tower" + _imbalance(samples)
+                f"{kind.plural}: {samples.mean_per_sequence:,.3g} a sample, "
+                f"{samples.size.tokens:,.0f} tokens each ({of_samples:,.0f} of the "
+                f"{training.sequence_length:,} tokens of a sequence), "
+                f"{samples.size.rows:,.0f} {kind.rows} each in the tower" + _imbalance(samples)
             )
             tokens += of_samples
-            shares[f"training.{key}"] = (
-                f"{samples.mean_per_sequence:,.3g} {what} of {samples.size.tokens:,.0f} tokens each"
+            shares[f"training.{kind.key}"] = (
+                f"{samples.mean_per_sequence:,.3g} {kind.plural} of {samples.size.tokens:,.0f} tokens each"
             )
         notes.append(note)
-        fields = {"sounds" if key == "audio" else key: samples}
-        training = replace(training, **fields)  # type: ignore[arg-type]
+        training = replace(training, **{kind.plural: samples})  # type: ignore[arg-type]
     if tokens > training.sequence_length:
         raise InputError(
             f"{' and '.join(shares)}: {' and '.join(shares.values())} are more than the "
@@ -225,8 +239,7 @@ def apply_images(
 def _sample(
     training: TrainingConfig,
     table: _SamplesTable,
-    key: str,
-    what: str,
+    kind: _Kind,
     model: ModelSpec,
     tower: Tower,
     plan: BatchPlan,
@@ -238,8 +251,8 @@ def _sample(
     for name, drawn in by_rank.items():
         if drawn is not None and drawn.slowest_over_mean > 1 and table.is_drawn:
             raise NotSimulatedError(
-                f"training.{key}: {what} whose number or sizes are drawn, with training.{name} that differ "
-                "by rank, are not simulated; expected as many of one size in each sample"
+                f"training.{kind.key}: {kind.plural} whose number or sizes are drawn, with training.{name} "
+                "that differ by rank, are not simulated; expected as many of one size in each sample"
             )
     if isinstance(table, ImagesTable):
         check_images(table)
@@ -247,7 +260,7 @@ def _sample(
     else:
         assert isinstance(table, AudioTable)
         assert isinstance(tower.rule, SoundRule)
-        _check_number(table, f"training.{key}", what)
+        _check_number(table, kind)
         sizes = [tower.rule.size_of(seconds) for seconds in table.seconds]
         if not all(size.tokens for size in sizes):
             raise InputError(
@@ -259,15 +272,14 @@ def _sample(
 
 
 def _use_dummies(
-    training: TrainingConfig, model: ModelSpec, tower: Tower, key: str, what: str
+    training: TrainingConfig, model: ModelSpec, tower: Tower, kind: _Kind
 ) -> tuple[SampledImages, str]:
     per_sequence = 1 / training.micro_batch_size
-    kind = "audio" if tower.sees_sounds else "vision"
     note = (
-        f"the {kind} tower of '{model.name}' ({tower.numel / 1e6:,.0f} M parameters) is simulated "
-        f"without {what}: it runs on one smallest {what[:-1]} in each micro-batch, as trainers do for "
-        f"samples of text; [training.{key}] says what samples have, and --set model.text_only=true leaves "
-        "the tower out"
+        f"the {kind.tower} tower of '{model.name}' ({tower.numel / 1e6:,.0f} M parameters) is simulated "
+        f"without {kind.plural}: it runs on one smallest {kind.plural[:-1]} in each micro-batch, as trainers "
+        f"do for samples of text; [training.{kind.key}] says what samples have, and --set "
+        "model.text_only=true leaves the tower out"
     )
     return SampledImages(tower.rule.smallest, per_sequence, per_sequence, are_dummies=True), note
 
