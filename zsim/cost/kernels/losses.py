@@ -102,12 +102,12 @@ class LossKernelSet:
     """The largest fp32 logits of a tile of tokens, of which each runs the head and the loss forward and
     backward in the forward pass. 0 where there are none, or a number of them.
     """
-    num_chunks: int = 1
-    """Parts of the logits that the kernels take one after the other, and whose temporaries one part has."""
     num_tiles: int = 0
     """The number of such tiles. 0 where their bytes are limited, or there are none."""
     sums_in_fp32: bool = False
     """The tiles' gradients of the hidden states and of the weight are added up in fp32."""
+    num_chunks: int = 1
+    """Parts of the logits that the kernels take one after the other, and whose temporaries one part has."""
 
     def kernels(
         self, tokens: int, vocab_size: int, element_bytes: int, dtype: str, *, is_backward: bool
