@@ -63,6 +63,21 @@ def read_text(
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def read_user_text(
+    path: Path, expected: str = "", where: str = "", max_bytes: int = MAX_BYTES, errors: str = "strict"
+) -> str:
+    """All of a text file that somebody named, which messages call `where`. Raises InputError where it is
+    missing, and was `expected` to be something, or is unreadable, too large or no text.
+    """
+    try:
+        return read_text(path, max_bytes, errors=errors)
+    except FileNotFoundError:
+        purpose = f"; expected {expected}" if expected else ""
+        raise InputError(f"{where or path}: no such file{purpose}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{where or path}: {unreadable_reason(error)}") from None
+
+
 def parse_json(text: str, where: object, pairs: Pairs | None = None) -> Any:
     """The parsed value. `pairs` makes objects.
 

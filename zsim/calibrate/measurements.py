@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from zsim.errors import InputError, did_you_mean
-from zsim.reading import read_text
+from zsim.reading import read_user_text
 from zsim.specs.strategy.registry import kinds, role_of
 
 # No measured value is outside this range; products of a few such numbers are still finite, and not 0.
@@ -182,12 +182,7 @@ def framework_logs() -> tuple[FrameworkLogs, ...]:
 
 def log_text(path: Path) -> str:
     """The text of a log. Raises InputError where it cannot be read, or is empty."""
-    try:
-        text = read_text(path, _MAX_BYTES, errors="replace")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    text = read_user_text(path, max_bytes=_MAX_BYTES, errors="replace")
     if not text.strip():
         raise InputError(f"{path.name}: the file is empty")
     return text

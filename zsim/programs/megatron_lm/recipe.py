@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, unreadable_reason
+from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.operation import Role
 from zsim.programs.megatron_lm.arguments import Arguments
 from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
 from zsim.programs.megatron_lm.read import settings_of
-from zsim.reading import read_text
+from zsim.reading import read_user_text
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.fusion import FUSED_PRODUCTS, fuse_named_products
@@ -115,12 +115,7 @@ def read_recipe(path: str) -> TrainingFile:
     Raises InputError for text that is no YAML and for what Megatron refuses, NotSimulatedError for what zsim
     does not simulate.
     """
-    try:
-        data = load_yaml(read_text(Path(path)), path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; expected a recipe of Megatron-Bridge or NeMo") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {unreadable_reason(error)}") from None
+    data = load_yaml(read_user_text(Path(path), "a recipe of Megatron-Bridge or NeMo"), path)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of a recipe at the top")
     peft = data.get("peft")

@@ -7,20 +7,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from zsim.errors import InputError, unreadable_reason
-from zsim.reading import parse_json, parse_toml, read_text
+from zsim.errors import InputError
+from zsim.reading import parse_json, parse_toml, read_user_text
 from zsim.specs.formats.safe_yaml import content_kind, load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
 
 def load_file(path: Path, notes: list[str] | None = None) -> Any:
     """The content of a YAML, JSON or TOML. Raises InputError for a file that is missing or damaged."""
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {unreadable_reason(error)}") from None
+    text = read_user_text(path)
     parse = {".json": parse_json, ".toml": parse_toml}.get(path.suffix.lower())
     if parse is None:
         return load_yaml(text, str(path), notes)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, unreadable_reason
-from zsim.reading import parse_json, read_text
+from zsim.errors import InputError
+from zsim.reading import parse_json, read_user_text
 
 
 def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tuple[str, dict[str, Any]]:
@@ -17,13 +17,7 @@ def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tup
     if isinstance(source, Mapping):
         return name or "DeepSpeed config", _copy_mapping(source)
     path, where = Path(source), name or str(source)
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such file; expected a DeepSpeed JSON") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: {unreadable_reason(error)}") from None
-    data = _parse(text, where)
+    data = _parse(read_user_text(path, "a DeepSpeed JSON", where), where)
     if not isinstance(data, dict):
         raise InputError(f"{where}: expected a JSON object at the top, found {_describe(data)}")
     return where, data

@@ -23,8 +23,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 
-from zsim.errors import InputError, did_you_mean, unreadable_reason
-from zsim.reading import parse_whole_number, read_text
+from zsim.errors import InputError, did_you_mean
+from zsim.reading import parse_whole_number, read_user_text
 from zsim.specs.lazy_model import StrictTable
 
 Length = Annotated[int, Field(gt=0, le=2**27, strict=True)]
@@ -132,12 +132,7 @@ def histogram_of(table: LengthsTable) -> tuple[tuple[int, ...], tuple[float, ...
         return table.documents, (1.0,) * len(table.documents)
     assert table.file is not None
     where = f"training.lengths.file: {table.file}"
-    try:
-        text = read_text(Path(table.file))
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such file; expected lines of a length and a count") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: {unreadable_reason(error)}") from None
+    text = read_user_text(Path(table.file), "lines of a length and a count", where)
     lengths: list[int] = []
     weights: list[float] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from zsim.errors import InputError, NotSimulatedError, unreadable_reason
-from zsim.reading import read_text
+from zsim.errors import InputError, NotSimulatedError
+from zsim.reading import read_user_text
 from zsim.resources import PRESETS
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
@@ -116,16 +116,11 @@ def read_adapter_config(path: str | Path) -> dict[str, Any]:
 
     Raises InputError for a file that is not one, NotSimulatedError for variants of LoRA with other work.
     """
+    where = f"training.lora.config: {path}"
     try:
-        data = json.loads(read_text(Path(path)))
-    except FileNotFoundError:
-        raise InputError(
-            f"training.lora.config: {path}: no such file; expected adapter_config.json"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"training.lora.config: {path}: {unreadable_reason(error)}") from None
+        data = json.loads(read_user_text(Path(path), "adapter_config.json", where))
     except json.JSONDecodeError as error:
-        raise InputError(f"training.lora.config: {path}: is no JSON: {error}") from None
+        raise InputError(f"{where}: is no JSON: {error}") from None
     kind = data.get("peft_type") if isinstance(data, Mapping) else None
     if kind != "LORA":
         raise InputError(
