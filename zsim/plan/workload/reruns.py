@@ -216,8 +216,8 @@ _KEY = "training.mlp_tiles"
 def tiled_modules(modules: Sequence[Module]) -> range:
     """The indices of a block's MLP: the modules of one parent, around its activation.
 
-    Raises NotSimulatedError for experts, and for an MLP that has adapters, is cut over ranks or is no module of
-    its own.
+    Raises NotSimulatedError for experts, and for an MLP that has adapters, is cut over ranks or is no module
+    of its own.
     """
     if any(module.role in (Role.ROUTER, Role.EXPERTS) for module in modules):
         raise NotSimulatedError(
@@ -232,8 +232,8 @@ def tiled_modules(modules: Sequence[Module]) -> range:
     ]
     if any(getattr(modules[n].op_spec, "is_adapter", False) for n in indices):
         raise NotSimulatedError(
-            f"{_KEY}: tiles of an MLP with adapters are not simulated; expected training.lora.targets without "
-            "its products, or it left out"
+            f"{_KEY}: tiles of an MLP with adapters are not simulated; expected training.lora.targets "
+            "without its products, or it left out"
         )
     is_run = bool(indices) and indices[-1] - indices[0] == len(indices) - 1
     if not is_run or modules[indices[-1]].role is not Role.PRODUCT:

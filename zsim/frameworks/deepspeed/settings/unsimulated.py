@@ -76,7 +76,7 @@ def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[Unsimula
 
 
 def _find_with_low_precision_masters(file: DeepSpeedFile, zero: ZeroConfig) -> list[UnsimulatedSetting]:
-    """What keeps states or masters in other places than ZeRO-Offload, with masters in 16 bits."""
+    """Masters in 16 bits where ZeRO-Offload is not what keeps the states or moves them."""
     offload = zero.offload_optimizer
     elsewhere = {
         "states on NVMe": offload is not None and offload.device == "nvme",
