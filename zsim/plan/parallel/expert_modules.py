@@ -1,5 +1,5 @@
-"""Modules of a layer of routed experts that do not depend on its dispatch: DeepEP's map of rows, experts that run
-one by one, padded products.
+"""Modules of a layer of routed experts that do not depend on its dispatch: DeepEP's map of rows, experts that
+run one by one, padded products.
 """
 
 from __future__ import annotations
