@@ -191,6 +191,12 @@ def test_tiles_are_torchs_chunks() -> None:
         ("bert-base", {}, NotSimulatedError, "MLP is not a module of products"),
         ("llama-3.2-1b", {"strategy": {"kind": "megatron"}}, InputError, "whose layers are its own"),
         ("llama-3.2-1b", {"parallelism": {"tensor": 2}}, NotSimulatedError, "with tensor parallelism"),
+        (
+            "llama-3.2-1b",
+            {"training": {"lora": {"rank": 8, "targets": ["up_proj"]}}},
+            NotSimulatedError,
+            "an MLP with adapters",
+        ),
         ("llama-3.2-1b", {"training": {"mlp_tiles": 513}}, InputError, "at most the 512 tokens"),
     ],
 )

@@ -201,11 +201,45 @@ def test_low_precision_master_weights_are_checked(
         load({**MICRO, "bf16": {"enabled": True, **bf16}, "zero_optimization": zero})
 
 
-def test_low_precision_master_weights_are_kept_and_named() -> None:
+@pytest.mark.parametrize(
+    ("device", "version", "states"),
+    [("none", "0.18.3", "bf16"), ("cpu", "0.19.1", "bf16"), ("cpu", "0.19.0", "fp32")],
+)
+def test_moments_of_bf16_masters_are_bf16_where_the_release_passes_it_on(
+    device: str, version: str, states: str
+) -> None:
+    """DeepSpeed's #8010 (0.19.1) passes `bf16_optimizer_states` on to DeepSpeedCPUAdam."""
     bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    config = load({**MICRO, "bf16": bf16, "zero_optimization": {"stage": 2}})
-    assert (config.master_weights_dtype, config.optimizer_states_dtype) == ("bf16", "bf16")
-    assert config.unsimulated[0].key == "bf16.bf16_master_weights_and_grads"
+    zero = {"stage": 2, "offload_optimizer": {"device": device}}
+    config = load({**MICRO, "bf16": bf16, "zero_optimization": zero}, version=version)
+    assert (config.master_weights_dtype, config.optimizer_states_dtype) == ("bf16", states)
+    assert not config.unsimulated
+
+
+def test_low_precision_masters_need_a_release_that_has_them() -> None:
+    """0.18.3's #7700 brings those of bf16. Those of fp16 are older, at stage 2 alone."""
+    bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    fp16 = {"enabled": True, "fp16_master_weights_and_grads": True}
+    cpu = {"device": "cpu"}
+    load(
+        {**MICRO, "fp16": fp16, "zero_optimization": {"stage": 2, "offload_optimizer": cpu}}, version="0.10.3"
+    )
+    with pytest.raises(InputError, match=r"at stage 2 with DeepSpeed 0.18.2; expected .* from 0.18.3 on"):
+        load({**MICRO, "bf16": bf16, "zero_optimization": {"stage": 2}}, version="0.18.2")
+    with pytest.raises(InputError, match=r"at stage 1 with DeepSpeed 0.18.2; expected stage 2"):
+        load(
+            {**MICRO, "fp16": fp16, "zero_optimization": {"stage": 1, "offload_optimizer": cpu}},
+            version="0.18.2",
+        )
+
+
+def test_low_precision_masters_on_nvme_are_not_simulated() -> None:
+    bf16 = {"enabled": True, "bf16_master_weights_and_grads": True}
+    zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
+    config = load({**MICRO, "bf16": bf16, "zero_optimization": zero})
+    assert [setting.reason for setting in config.unsimulated] == [
+        "master weights in bf16 with states on NVMe"
+    ]
 
 
 @pytest.mark.parametrize(

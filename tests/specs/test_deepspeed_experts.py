@@ -102,7 +102,13 @@ def test_the_exported_file_says_the_same() -> None:
     [
         (({"stage": 3}, {"expert": 4}), "found 3 with experts in DeepSpeed's own MoE layer"),
         (({"stage": 2}, {"expert": 3}), "the nearest that does is 2"),
-        (({"stage": 2}, {"expert": 4, "expert_tensor": 2}), "on one rank; expected 1"),
+        (({"stage": 2}, {"expert": 4, "expert_tensor": 2}), "the nearest is 1"),
+        (({"stage": 2}, {"expert": 8, "tensor": 4}), "do not divide the 16 GPUs"),
+        (({"stage": 2}, {"expert": 4, "tensor": 2, "capacity_factor": 1.001}), "513 rows of an expert"),
+        (
+            ({"stage": 2, "drops_tokens": False}, {"expert": 4, "tensor": 2, "expert_tensor": 2}),
+            "expected parallelism.expert_tensor 1",
+        ),
         (({"stage": 2, "expert_layer": "autoep"}, {"capacity_factor": 1.5}), "AutoEP drops no tokens"),
         (
             ({"stage": 2, "drops_tokens": False}, {"expert": 4, "capacity_factor": 2}),

@@ -51,8 +51,10 @@ def update_bytes(
     implementation: OptimizerImplementation = "fused",
     gradient_dtype: str = "fp32",
     state_dtype: str = "fp32",
+    master_dtype: str | None = None,
 ) -> int:
-    """Bytes read plus written by the update of `numel` parameters. Masters and states are in `state_dtype`.
+    """Bytes read plus written by the update of `numel` parameters. States are in `state_dtype`, and so are
+    masters without a `master_dtype`.
 
     Fused AdamW reads and writes the parameter and both moments and reads the gradient once: 2 * 4 + 4 * 4 + 4
     = 28 bytes per parameter in fp32, on a CPU as well (DeepSpeed's `Step_1` in csrc/adam/cpu_adam_impl.cpp).
@@ -60,7 +62,7 @@ def update_bytes(
     whose states are not known.
     """
     moments = optimizer_state_bytes(optimizer, state_dtype)
-    master, gradient = DTYPE_BYTES[state_dtype], DTYPE_BYTES[gradient_dtype]
+    master, gradient = DTYPE_BYTES[master_dtype or state_dtype], DTYPE_BYTES[gradient_dtype]
     if implementation == "fused":
         return numel * (2 * master + 2 * moments + gradient)
     passes, readings, _ = _FOREACH[optimizer]

@@ -98,7 +98,6 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
 HOOKS = DeepSpeedHooks()
 
 
-_FP32 = DTYPE_BYTES["fp32"]
 _FILE_BYTES = 5_000_000_000  # of a shard of a published checkpoint: save_pretrained's max_shard_size in 4.x
 
 
@@ -154,8 +153,9 @@ def _building_moments(state: BetweenSteps, config: DeepSpeedConfig, largest: int
     if not makes_states_early or config.zero.offload_optimizer is not None:
         return
     states = state.gpu_bytes_of("parameters", "optimizer_states")
+    master_bytes = DTYPE_BYTES[config.master_weights_dtype]
     yield JobMoment(
-        BUILDING, state.context_bytes + states + _FP32 * largest, None,
+        BUILDING, state.context_bytes + states + master_bytes * largest, None,
         "makes all states before the first step, by an update with gradients of zero of "
         f"{'a sub-group' if config.stage == 3 else 'the partition'}; what torch's allocator still caches "
         "from building the model is not known (17.6 GiB in a published case, hiyouga/LlamaFactory#5590)",
@@ -169,9 +169,10 @@ def _file_moments(state: BetweenSteps, config: DeepSpeedConfig, partitions: list
     (`exclude_frozen_parameters`).
     """
     offload = config.zero.offload_optimizer
+    master_bytes = DTYPE_BYTES[config.master_weights_dtype]
     if offload is None:
         yield JobMoment(
-            SAVING, None, state.host_bytes + state.local_ranks * _FP32 * max(partitions),
+            SAVING, None, state.host_bytes + state.local_ranks * master_bytes * max(partitions),
             "torch.save copies one flat tensor of each rank's states at a time to the host",
             "torch 2.13 serialization.py `_save`", True,
         )  # fmt: skip
@@ -179,7 +180,7 @@ def _file_moments(state: BetweenSteps, config: DeepSpeedConfig, partitions: list
         return  # swap files are copied as they are
     if state.num_states is None:
         return
-    element_bytes = _FP32 + state.num_states * DTYPE_BYTES[config.optimizer_states_dtype]
+    element_bytes = master_bytes + state.num_states * DTYPE_BYTES[config.optimizer_states_dtype]
     states = sum(partitions) * element_bytes
     model = 0
     if config.stage < 3:

@@ -17,7 +17,11 @@ DeepSpeed's AutoEP (0.19.8 module_inject/auto_ep_layer.py) does the same, and so
 rank has experts. DeepSpeed's own layer (moe/sharded_moe.py `MOELayer`): every expert has a row for each slot
 of its capacity, filled or not, in an all-to-all of equal parts and one back. Its experts are modules that run
 one after the other on slices of what arrived, which are copied where they are not contiguous. Without a limit
-the ranks first agree on the capacity, which the host reads. transformers, kempnerforge: no exchange.
+the ranks first agree on the capacity, which the host reads. Beside tensor parallelism (`drop_tokens`,
+`gather_tokens` of moe/mappings.py, after Singh et al. 2023, arXiv 2303.06318) each of its ranks sends its
+part of every expert's slots, and all parts are gathered behind the exchange back. Where experts are cut too,
+they are also gathered before the products and cut again after them, and every expert has Megatron's two
+all-reduces, of its output and of its input's gradient. transformers, kempnerforge: no exchange.
 
 Experts that are modules of their own are those of `deepspeed.moe.layer.MoE` (DeepSpeed 0.19.8
 moe/experts.py).
@@ -27,15 +31,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from zsim.cost.kernels.moved_rows import FUSED_MAP, MASKED_MAP, MoveKind
+from zsim.cost.kernels.moved_rows import MoveKind
 from zsim.operations.experts import Experts
 from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
 from zsim.operations.rearrange import Rearrange, SharedOutput
 from zsim.operations.router import Router
 from zsim.plan.parallel.adapters import add_adapters
+from zsim.plan.parallel.expert_modules import (
+    pad_quantised_products,
+    part_of_stacked,
+    row_map_modules,
+    sequential_experts,
+)
 from zsim.plan.parallel.shared_expert_overlap import mark_fork, overlap_shared_experts
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_layer import expert_module_range, has_experts, share_layer_input, shared_output
@@ -45,19 +54,17 @@ from zsim.specs.model.spec import (
     Exchange,
     ExchangeKind,
     ExchangeLibrary,
-    Linear,
     ModelSpec,
     Module,
     Parameter,
 )
-from zsim.specs.strategy.expert_library import ExpertLibrary
 from zsim.specs.strategy.experts import (
     DEDUPLICATING_DISPATCHERS,
     ExpertSplit,
     expected_partitions,
     partitions_in_turn,
 )
-from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
+from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR, TENSOR
 
 # Activations that Megatron multiplies by the scores in the same kernel, by whether they are gated: the fused
 # ones of SwiGLU and quick GEGLU (`TEGroupedMLP.bias_act_func`, d98e8a64 core/transformer/moe/experts.py), and
@@ -256,26 +263,60 @@ class _Layer:
 
     def _capacity_slots(self, rows: float) -> list[Module]:
         """[Note: whose dispatch], DeepSpeed's own layer, with `rows` slots of all experts for each token."""
-        split, width, modules = self.split, self.work.in_features, []
+        split, width, lanes, modules = (
+            self.split,
+            self.work.in_features,
+            self.split.token_ranks,
+            list[Module](),
+        )
+        computed = rows / (lanes // split.tensor)
         if split.agrees_on_capacity:
             if split.ranks > 1:
                 work = Exchange("all_reduce", None, 0, split.ranks, EXPERT, dtype="int64", numel=1)
                 modules.append(self._exchange("all_reduce capacity", work))
             modules.append(self._move("sort", 0.0, host_waits=True))
-        modules.append(self._move("permute", rows))
+        modules += [
+            self._move("permute", rows),
+            *self._lane_exchange(None, "all_gather", "rows' gradients", rows),
+        ]
+        if lanes > 1:  # its part is contiguous for the exchange
+            modules.append(
+                replace(
+                    self._move("unsort", 1.0, rows_per_token=rows, shards=lanes),
+                    name=f"{self.experts.name}.drop",
+                )
+            )
         if split.ranks > 1:
             modules.append(self._all_to_all("rows", rows, width))
+        if split.tensor > 1:
+            modules += self._lane_exchange("all_gather", None, "rows", rows)
         local = self.work.num_experts // split.ranks
         has_separate_inputs = split.ranks > 1 and local > 1
         if has_separate_inputs:
-            modules.append(self._move("sort", 1.0, rows_per_token=rows))
+            modules.append(self._move("sort", 1.0, rows_per_token=computed))
         modules += sequential_experts(
-            self.experts, split.library, local, rows / local, has_separate_inputs=has_separate_inputs
-        )
-        modules.append(self._move("unsort", 1.0, rows_per_token=rows))
+            self.experts, split.library, local, computed / local, has_separate_inputs=has_separate_inputs,
+            ranks=split.tensor,
+        )  # fmt: skip
+        modules.append(self._move("unsort", 1.0, rows_per_token=computed))
+        if split.tensor > 1:
+            modules += self._lane_exchange(None, "all_gather", "outputs' gradients", rows)
         if split.ranks > 1:
             modules.append(self._all_to_all("rows back", rows, width, returns=True))
+        modules += self._lane_exchange("all_gather", None, "outputs", rows)
+        if lanes > 1:
+            modules.append(
+                replace(self._move("unsort", 1.0, rows_per_token=rows), name=f"{self.experts.name}.gather")
+            )
         return [*modules, self._move("unpermute", rows, shared=self.shared)]
+
+    def _lane_exchange(
+        self, forward: ExchangeKind | None, backward: ExchangeKind | None, label: str, rows: float
+    ) -> list[Module]:
+        """The all-gather of the parts that ranks of tensor parallelism have. [] for one rank."""
+        lanes = self.split.token_ranks
+        work = Exchange(forward, backward, self.work.in_features, lanes, TENSOR)
+        return [self._exchange(f"all_gather {label}", work, rows)] if lanes > 1 else []
 
     def _row_gradient_sum(self, rows: float) -> list[Module]:
         """torchtitan's sum of the rows' gradients, of which each rank that shares an expert's products has a
@@ -499,90 +540,3 @@ def router_of(module: Module, split: ExpertSplit) -> Module:
         has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
     )
     return replace(module, op_spec=router)
-
-
-def row_map_modules(experts: Module, split: ExpertSplit, rows: float) -> list[Module]:
-    """The module that maps a rank's rows, `rows` per token of the layer, to its experts after DeepEP's
-    dispatch. Other dispatchers have none. The host waits for the lengths of masks forward and backward.
-    """
-    if split.dispatcher != "deepep":
-        return []
-    assert isinstance(experts.op_spec, Experts)
-    library = MASKED_MAP if split.builds_map_with_masks else FUSED_MAP
-    work = Rearrange("map", experts.op_spec.in_features, 0.0, library)
-    return [
-        Module(
-            f"{experts.name}.map",
-            work,
-            token_shards=experts.token_shards * split.token_ranks,
-            rows_per_token=rows,
-            host_waits=split.builds_map_with_masks,
-            backward_waits=split.builds_map_with_masks,
-        )
-    ]
-
-
-def part_of_stacked(
-    stacked: Sequence[Parameter], name: str, shape: tuple[int, ...], belongs_to: str
-) -> Parameter:
-    """A parameter that is a part of the model's `stacked` ones. It is trained where all of them are, and kept
-    in the type that frozen ones are kept in.
-    """
-    trainable = all(parameter.trainable for parameter in stacked)
-    stored = next((parameter.stored_dtype for parameter in stacked if parameter.stored_dtype), "")
-    return Parameter(name, shape, trainable=trainable, rank_kind=belongs_to, stored_dtype=stored)
-
-
-def sequential_experts(
-    experts: Module, library: ExpertLibrary, count: int, rows: float, *, has_separate_inputs: bool
-) -> list[Module]:
-    """`count` of the model's `experts` as a library has them, each on `rows` rows per token. With
-    `has_separate_inputs` both of its first products read a copy of their own.
-    """
-    work, modules = experts.op_spec, []
-    assert isinstance(work, Experts)
-    hidden, features = work.in_features, work.expert_features
-    has_bias = any(len(parameter.shape) == 2 for parameter in experts.parameters)
-    products = [("up_proj", hidden, features), ("down_proj", features, hidden)]
-    if work.is_gated:
-        products.insert(0, ("gate_proj", hidden, features))
-    for number in range(count):
-        name = f"{experts.name}.{library.expert_list}.{number}"
-        expert_modules = []
-        for index, (product_name, in_features, out_features) in enumerate(products):
-            shapes: dict[str, tuple[int, ...]] = {"weight": (out_features, in_features)}
-            shapes |= {"bias": (out_features,)} if has_bias else {}
-            parameters = tuple(
-                part_of_stacked(experts.parameters, parameter_name, shape, EXPERT_DATA)
-                for parameter_name, shape in shapes.items()
-            )
-            shares = index > 0 and product_name == "up_proj" and not has_separate_inputs
-            expert_modules.append(
-                Module(
-                    f"{name}.{product_name}",
-                    Linear(in_features, out_features),
-                    parameters,
-                    shares_input=shares,
-                )
-            )
-        expert_modules.insert(-1, Module(f"{name}.act_fn", Activation(features, work.is_gated, work.act)))
-        modules += expert_modules
-    cut = experts.token_shards
-    return [replace(module, token_shards=cut, rows_per_token=float(rows)) for module in modules]
-
-
-def pad_quantised_products(products: Sequence[Module], split: ExpertSplit) -> list[Module]:
-    """Megatron's products, of which quantised ones pad every expert's rows. They do so once, before the first
-    product, and the padding is taken off again after the last.
-    """
-    padded = list(products)
-    grouped = [n for n, product in enumerate(padded) if product.role is Role.EXPERT_PRODUCT]
-    positions: tuple[tuple[int, Literal["first", "last"]], ...] = (
-        (grouped[0], "first"),
-        (grouped[-1], "last"),
-    )
-    for n, position in positions if split.quantised_padding else ():
-        work = padded[n].op_spec
-        assert isinstance(work, GroupedLinear)
-        padded[n] = replace(padded[n], op_spec=replace(work, pads=split.quantised_padding, position=position))
-    return padded

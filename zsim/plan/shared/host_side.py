@@ -89,11 +89,12 @@ class HostSide:
         optimizer: str,
         implementation: OptimizerImplementation = "fused",
         dtype: str = "fp32",
+        state_dtype: str | None = None,
     ) -> int | None:
-        """The update on the CPU of weights whose gradients and states are of their `dtype`, as torch's
-        optimizers have them. DeepSpeed's CPU-Adam, of fp32 masters, is as fused as torch's.
+        """The update on the CPU of weights whose gradients are of their `dtype`. States are too, as torch's
+        optimizers have them, without a `state_dtype`. DeepSpeed's CPU-Adam is as fused as torch's.
         """
-        size = update_bytes(numel, optimizer, implementation, dtype, dtype)
+        size = update_bytes(numel, optimizer, implementation, dtype, state_dtype or dtype, dtype)
         return self._work(name, HostWork("optimizer", size, numel))
 
     def read(self, name: str, size: int, *, module: str = "", is_direct: bool = False) -> int | None:

@@ -216,7 +216,8 @@ _KEY = "training.mlp_tiles"
 def tiled_modules(modules: Sequence[Module]) -> range:
     """The indices of a block's MLP: the modules of one parent, around its activation.
 
-    Raises NotSimulatedError for experts, and for an MLP that is cut over ranks or no module of its own.
+    Raises NotSimulatedError for experts, and for an MLP that has adapters, is cut over ranks or is no module
+    of its own.
     """
     if any(module.role in (Role.ROUTER, Role.EXPERTS) for module in modules):
         raise NotSimulatedError(
@@ -229,6 +230,11 @@ def tiled_modules(modules: Sequence[Module]) -> range:
         for n, module in enumerate(modules)
         if parent and module.name.startswith(f"{parent}.") and module.role in (Role.PRODUCT, Role.ACTIVATION)
     ]
+    if any(getattr(modules[n].op_spec, "is_adapter", False) for n in indices):
+        raise NotSimulatedError(
+            f"{_KEY}: tiles of an MLP with adapters are not simulated; expected training.lora.targets "
+            "without its products, or it left out"
+        )
     is_run = bool(indices) and indices[-1] - indices[0] == len(indices) - 1
     if not is_run or modules[indices[-1]].role is not Role.PRODUCT:
         raise NotSimulatedError(

@@ -95,22 +95,27 @@ def resolve_expert_degrees(
     else:
         split = assume_loads(split, experts)
     if split.library.min_capacity:
-        split = _apply_capacity(split, experts, counts[2], _fullest_expert_load(table, split.ranks, counts))
+        lanes = parallelism.tensor if split.library.has_tensor_lanes else 1
+        fullest = _fullest_expert_load(table, split.ranks, counts)
+        split = _apply_capacity(split, experts, counts[2], fullest, lanes)
     return replace(
         split,
-        token_ranks=parallelism.tensor if is_split else 1,
+        token_ranks=parallelism.tensor if is_split or split.library.has_tensor_lanes else 1,
         nodes=_count_nodes(
             split, parallelism, world_size, gpus_per_node * (nodes_per_domain if is_hybrid else 1)
         ),
     )
 
 
-def _apply_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: float) -> ExpertSplit:
+def _apply_capacity(
+    split: ExpertSplit, experts: Experts, tokens: int, fullest: float, lanes: int
+) -> ExpertSplit:
     """The split with the rows of every expert's capacity over the mean.
 
     An expert takes `capacity_factor` (1.0 if left out) of `tokens` tokens, in whole rows, and at least
     `min_capacity` of its library. Without dropping it takes those of the fullest expert, which are `fullest`
-    times the mean.
+    times the mean. They are dealt out to `lanes` tensor-parallel ranks (DeepSpeed 0.19.8 moe/sharded_moe.py
+    `top1gating`, moe/mappings.py `_drop_tokens`).
     """
     mean = tokens * experts.top_k / experts.num_experts
     if split.agrees_on_capacity:
@@ -118,6 +123,13 @@ def _apply_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: 
     else:
         rows = mean * (1.0 if split.capacity_factor is None else split.capacity_factor)
     rows_taken = max(ceil(round(rows, 6)), 1 if split.agrees_on_capacity else split.library.min_capacity)
+    if split.agrees_on_capacity:
+        rows_taken = ceil(rows_taken / lanes) * lanes
+    elif rows_taken % lanes:
+        raise InputError(
+            f"parallelism.capacity_factor: {rows_taken:,} rows of an expert are not dealt out evenly to "
+            f"{lanes} tensor-parallel ranks, which {split.library.title} demands; expected a multiple"
+        )
     return replace(split, capacity_factor=rows_taken / mean, loads=(1.0,))
 
 
@@ -275,8 +287,10 @@ def _check_unsharded(table: ParallelismTable, parallelism: ParallelismConfig) ->
 def expert_members(
     table: ParallelismTable, parallelism: ParallelismConfig, library_split: ExpertSplit
 ) -> int:
-    """Ranks that share the experts of a layer, as the table asks."""
-    return table.expert * _expert_tensor_ranks(table, parallelism, library_split)
+    """Ranks that share the experts of a layer, as the table asks, with all lanes."""
+    has_lanes = library_split.library.has_tensor_lanes
+    tensor = _expert_tensor_ranks(table, parallelism, library_split)
+    return table.expert * (parallelism.tensor if has_lanes else tensor)
 
 
 def _expert_tensor_ranks(
@@ -327,7 +341,8 @@ def _check_divides(
                 f"'{model.name}'; the nearest that does is {nearest}"
             )
     stage_ranks = world_size // parallelism.pipeline
-    if stage_ranks % (split.members * replicas):
+    lanes = parallelism.tensor if split.library.has_tensor_lanes else split.tensor
+    if stage_ranks % (split.ranks * lanes * replicas):
         replica_phrase = f" in {replicas} replicas" if replicas > 1 else ""
         raise InputError(
             f"parallelism.expert: {split.ranks} ranks x expert_tensor {split.tensor} do not divide the "

@@ -39,6 +39,10 @@ class ExpertLibrary:
     """Experts that are on no ranks of their own are split like the other products."""
     keeps_products_whole: bool = False
     """An expert's products are on one rank."""
+    has_tensor_lanes: bool = False
+    """The ranks of a layer's experts have the same tensor index. Each sends its part of the rows that all
+    ranks of tensor parallelism have, and these gather what comes back.
+    """
     needs_sequence_parallelism: bool = False
     """Beside tensor parallelism, sequence parallelism has to be on."""
     drops_tokens: bool = False

@@ -50,8 +50,10 @@ class Mesh:
         return self._box.transpose([*outer, *inner]).reshape(-1, self.size(*axes))
 
     def coordinate(self, axis: str) -> Ints:
-        """The coordinate of every rank along an axis."""
-        axis_index = self.names.index(axis)
-        shape = [size if number == axis_index else 1 for number, (_, size) in enumerate(self.axes)]
-        along = np.arange(self.axes[axis_index][1], dtype=np.int64).reshape(shape)
-        return np.broadcast_to(along, self._box.shape).reshape(-1)
+        """The coordinate of every rank along an axis, which may have several parts in the box."""
+        coordinates = np.zeros(self._box.shape, dtype=np.int64)
+        for number, (name, size) in enumerate(self.axes):
+            if name == axis:
+                along = np.arange(size, dtype=np.int64)
+                coordinates = coordinates * size + along.reshape([-1] + [1] * (len(self.axes) - number - 1))
+        return coordinates.reshape(-1)

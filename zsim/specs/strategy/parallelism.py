@@ -136,14 +136,19 @@ class ParallelismConfig:
 
         Experts' ranks take the place of those of tensor and context parallelism and of a part of data
         parallelism (the second generator of Megatron-Core 0.16.1 core/parallel_state.py, and torchtitan 0.2.2
-        distributed/parallel_dims.py).
+        distributed/parallel_dims.py). With lanes, a group of experts has one tensor index, and ranks of all
+        indices have the same experts (DeepSpeed 0.19.8 utils/groups.py `_create_expert_and_data_parallel`),
+        unless they share an expert's products (`_create_expert_data_and_model_parallel`).
         """
-        experts = self.experts
+        experts, members = self.experts, self.experts.members
+        tensor = EXPERT_TENSOR, experts.tensor
+        if experts.library.has_tensor_lanes and experts.tensor == 1:
+            tensor, members = (EXPERT_DATA, self.tensor), members * self.tensor
         axes = {
             PIPELINE: (PIPELINE, self.pipeline),
-            DATA: (EXPERT_DATA, world_size // (self.pipeline * experts.members)),
+            DATA: (EXPERT_DATA, world_size // (self.pipeline * members)),
             CONTEXT: (EXPERT, experts.ranks),
-            TENSOR: (EXPERT_TENSOR, experts.tensor),
+            TENSOR: tensor,
         }
         return Mesh(tuple(axes[axis] for axis in self.order))
 

@@ -83,7 +83,7 @@ def check_gradient_norm(
         raise InputError(f"{where} does not go with bf16 weights and fp32 accumulation at stage 1")
 
 
-def check_precision_blocks(reading: Reading, zero: ZeroConfig, param: Dtype) -> None:
+def check_precision_blocks(reading: Reading, zero: ZeroConfig, param: Dtype, release: Release) -> None:
     """Checks of low-precision master weights and of `data_types.param_dtype`."""
     where, file = reading.where, reading.file
     bf16, fp16 = file.bf16 or Bf16Block.model_construct(), file.fp16 or Fp16Block.model_construct()
@@ -106,6 +106,11 @@ def check_precision_blocks(reading: Reading, zero: ZeroConfig, param: Dtype) -> 
     ):
         if is_on and zero.stage == 0:
             raise InputError(f"{where}: {key}: found true at stage 0, expected stage 1, 2 or 3")
+        if is_on and not release.has_bf16_masters and (master_bf16 or zero.stage != 2):
+            raise InputError(
+                f"{where}: {key}: found true at stage {zero.stage} with DeepSpeed {release}; expected "
+                f"{'[strategy]' if master_bf16 else 'stage 2, or [strategy]'} version from 0.18.3 on"
+            )
     if not is_offloaded and (master_fp16 or (master_bf16 and not bf16.bf16_optimizer_states)):
         key = "fp16.fp16_master_weights_and_grads" if master_fp16 else "bf16.bf16_master_weights_and_grads"
         raise InputError(f"{where}: {key}: needs zero_optimization.offload_optimizer (DeepSpeedCPUAdam)")

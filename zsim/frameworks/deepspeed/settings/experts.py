@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.expert_libraries import AUTOEP, DEEPSPEED_MOE
+from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.schema import ExpertParallelBlock
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
@@ -177,14 +178,33 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
         )
     if parallelism.tensor > 1 and split.library == AUTOEP:
         _check_folding(config, split, parallelism)
-    for key in ("tensor", "context", "pipeline"):
+    if parallelism.tensor > 1:
+        _check_lanes(split, parallelism)
+    for key in ("context", "pipeline"):
         if getattr(parallelism, key) > 1:
             raise NotSimulatedError(
                 f"parallelism.{key}: found {getattr(parallelism, key)} with experts in DeepSpeed's "
-                "layers, which zsim simulates beside data parallelism only; expected 1"
+                "layers, which zsim simulates beside data and tensor parallelism only; expected 1"
             )
     if split.dispatcher == "deepep" and split.library == DEEPSPEED_MOE:
         raise InputError("parallelism.dispatcher: DeepSpeed's own MoE layer has 'all-to-all' only")
+
+
+def _check_lanes(split: ExpertSplit, parallelism: ParallelismConfig) -> None:
+    """Raises for layers around DeepSpeed's own MoE layer that are not cut as it expects."""
+    where = f"parallelism.tensor: found {parallelism.tensor} with experts in DeepSpeed's own MoE layer"
+    if parallelism.style.name != SPLIT_LAYERS.name or parallelism.sequence_parallel:
+        setting = "sequence_parallel" if parallelism.sequence_parallel else "AutoTP"
+        raise NotSimulatedError(
+            f"{where} and {setting}, which zsim does not simulate: the layer drops and gathers rows that all "
+            "tensor-parallel ranks have; expected Megatron's layers without sequence parallelism"
+        )
+    if split.tensor > 1 and split.agrees_on_capacity:
+        raise InputError(
+            f"{where}, whose products are cut, and strategy.drops_tokens false: DeepSpeed does not pad that "
+            "capacity to the tensor-parallel ranks and refuses most; expected parallelism.expert_tensor 1, "
+            "or drops_tokens true"
+        )
 
 
 def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, parallelism: ParallelismConfig) -> None:

@@ -37,7 +37,6 @@ from zsim.frameworks.deepspeed.settings.schema import (
     ActivationCheckpointingBlock,
     Bf16Block,
     DataTypesBlock,
-    Fp16Block,
     PipelineBlock,
 )
 from zsim.frameworks.deepspeed.settings.unsimulated import (
@@ -119,7 +118,7 @@ class _Resolver:
     def config(self) -> DeepSpeedConfig:
         reading, release = self.reading, self.release
         file, where = reading.file, reading.where
-        bf16, fp16 = file.bf16 or Bf16Block.model_construct(), file.fp16 or Fp16Block.model_construct()
+        bf16 = file.bf16 or Bf16Block.model_construct()
         zero = resolve.resolve_zero(reading.zero, release)
         checks.check_zero(reading, zero, release)
         zenflow.check_zenflow(where, zero)
@@ -128,7 +127,7 @@ class _Resolver:
         precision, origin = resolve.resolve_precision(reading, self.training)
         self.origins["precision"] = origin if origin != "default" else f"default {release}"
         param: Dtype = "bf16" if precision == "fp8" else precision
-        checks.check_precision_blocks(reading, zero, param)
+        checks.check_precision_blocks(reading, zero, param, release)
         accumulate = resolve.resolve_grad_accum_dtype(
             file.data_types or DataTypesBlock.model_construct(), zero.stage, param, release
         )
@@ -151,7 +150,9 @@ class _Resolver:
         for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
             self.origins.setdefault(key, "worked out")
         self._trace_origins()
-        master, states = resolve.resolve_state_dtypes(bf16, fp16)
+        master, states = resolve.resolve_state_dtypes(
+            file, release, is_offloaded=optimizer.implementation == "cpu"
+        )
         communication: Dtype = file.communication_data_type or param
         shares_sequences = self.world_size > self.replicas
         if shares_sequences:  # `DeepSpeedEngine._configure_distributed_model` overwrites it

@@ -117,6 +117,14 @@ class Release:
     """MiCS's gradients are scattered over all GPUs, not over the group that holds the shards
     (`_get_param_partition_group`).
     """
+    shares_masters: Annotated[bool, ReleaseChange(f"#7651, {_STAGE3}", since=(0, 18, 2))]
+    """Stage 3 keeps no masters on the GPU beside parameters of the same type."""
+    has_bf16_masters: Annotated[bool, ReleaseChange("#7700, precision_config.py", since=(0, 18, 3))]
+    """Masters may be bf16, and those of fp16 may be fp16 at stages 1 and 3, not at stage 2 alone."""
+    has_bf16_cpu_states: Annotated[bool, ReleaseChange(f"#8010, {_ENGINE}", since=(0, 19, 1))]
+    """`bf16_optimizer_states` makes DeepSpeedCPUAdam's moments bf16. Otherwise
+    `optimizer.params.fp32_optimizer_states` decides alone.
+    """
     has_leaf_classes: Annotated[bool, ReleaseChange("#7604, zero/leaf_module_config.py", since=(0, 18, 0))]
     cuts_heads_in_two: Annotated[bool, ReleaseChange(f"#8185, {_ENGINE}", since=(0, 18, 9), until=(0, 19, 6))]
     """AutoTP follows transformers' plan without knowing of heads, or of a grain."""

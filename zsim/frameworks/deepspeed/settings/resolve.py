@@ -337,10 +337,19 @@ def resolve_aio(block: AioBlock | None, release: Release) -> AioConfig:
     )
 
 
-def resolve_state_dtypes(bf16: Bf16Block, fp16: Fp16Block) -> tuple[Dtype, Dtype]:
-    """(type of the master weights, of Adam's moments): fp32 unless set otherwise."""
+def resolve_state_dtypes(file: DeepSpeedFile, release: Release, *, is_offloaded: bool) -> tuple[Dtype, Dtype]:
+    """(type of the master weights, of Adam's moments): fp32 unless set otherwise.
+
+    On the GPU moments have the masters' type. DeepSpeedCPUAdam's are fp32 unless `fp32_optimizer_states` is
+    false, which `bf16_optimizer_states` sets in releases that pass it on.
+    """
+    bf16, fp16 = file.bf16 or Bf16Block.model_construct(), file.fp16 or Fp16Block.model_construct()
+    master: Dtype = "fp32"
     if fp16.fp16_master_weights_and_grads:
-        return "fp16", "fp32"
-    if bf16.bf16_master_weights_and_grads:
-        return "bf16", "bf16" if bf16.bf16_optimizer_states else "fp32"
-    return "fp32", "fp32"
+        master = "fp16"
+    elif bf16.bf16_master_weights_and_grads:
+        master = "bf16"
+    params = {} if file.optimizer is None else file.optimizer.params
+    is_narrow = params.get("fp32_optimizer_states") is False
+    is_narrow |= bf16.bf16_optimizer_states and release.has_bf16_cpu_states
+    return master, master if is_narrow or not is_offloaded else "fp32"

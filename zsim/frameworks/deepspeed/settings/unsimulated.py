@@ -17,6 +17,7 @@ from zsim.frameworks.deepspeed.settings.release import Release
 from zsim.frameworks.deepspeed.settings.schema import (
     FILE_KEYS,
     UNSIMULATED_KEYS,
+    DeepSpeedFile,
     TensorParallelBlock,
 )
 from zsim.frameworks.deepspeed.settings.zenflow import find_unsimulated_zenflow
@@ -48,10 +49,7 @@ def find_unsimulated(
         unsimulated.append(
             UnsimulatedSetting("managed_gradient_accumulation", "accumulation that the script manages")
         )
-    if file.bf16 is not None and file.bf16.bf16_master_weights_and_grads:
-        unsimulated.append(UnsimulatedSetting("bf16.bf16_master_weights_and_grads", "master weights in bf16"))
-    if file.fp16 is not None and file.fp16.fp16_master_weights_and_grads:
-        unsimulated.append(UnsimulatedSetting("fp16.fp16_master_weights_and_grads", "master weights in fp16"))
+    unsimulated += _find_with_low_precision_masters(file, zero)
     if optimizer.name is not None and optimizer.name not in SIMULATED_OPTIMIZERS:
         unsimulated.append(
             UnsimulatedSetting(
@@ -74,6 +72,29 @@ def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[Unsimula
         UnsimulatedSetting(f"tensor_parallel.{key}", feature)
         for key, (is_on, feature) in settings.items()
         if is_on
+    ]
+
+
+def _find_with_low_precision_masters(file: DeepSpeedFile, zero: ZeroConfig) -> list[UnsimulatedSetting]:
+    """Masters in 16 bits where ZeRO-Offload is not what keeps the states or moves them."""
+    offload = zero.offload_optimizer
+    elsewhere = {
+        "states on NVMe": offload is not None and offload.device == "nvme",
+        "SuperOffload": offload is not None and offload.super_offload,
+        "ZenFlow": zero.zenflow is not None,
+        "DeepCompile": file.compile is not None and file.compile.deepcompile,
+    }
+    name = next((name for name, is_on in elsewhere.items() if is_on), "")
+    masters = {
+        "bf16": file.bf16 is not None and file.bf16.bf16_master_weights_and_grads,
+        "fp16": file.fp16 is not None and file.fp16.fp16_master_weights_and_grads,
+    }
+    return [
+        UnsimulatedSetting(
+            f"{dtype}.{dtype}_master_weights_and_grads", f"master weights in {dtype} with {name}"
+        )
+        for dtype, is_on in masters.items()
+        if is_on and name
     ]
 
 

@@ -47,6 +47,7 @@ class Zero12OffloadedStates:
         self.host = HostSide(stage.builder, drive_access(config.aio))
         self.is_pinned = config.zero.offload_optimizer.pin_memory
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        self.master_bytes = DTYPE_BYTES[config.master_weights_dtype]
         self.is_compact = (
             config.release.sums_fp32_on_gpu
             and config.grad_accum_dtype == "fp32"
@@ -57,22 +58,23 @@ class Zero12OffloadedStates:
         self._last_copy: int | None = None
 
     def resident(self, parameters: Memory, casts: tuple[int, ...]) -> list[Memory]:
-        """Weights on the GPU, and masters, moments, fp32 gradients and the 16-bit buffer in host memory.
-        `casts` are the bytes of tensors that were on the GPU while the masters were created.
+        """Weights on the GPU, and masters, moments, gradients and the 16-bit buffer in host memory. 16-bit
+        masters have gradients in 16 bits, which are the sums as well. `casts` are the bytes of tensors that
+        were on the GPU while the masters were created.
         """
-        largest = max(self._numels.values())
-        is_summed = self.training.gradient_accumulation_steps > 1
+        config, largest = self.config, max(self._numels.values())
+        is_summed = self.training.gradient_accumulation_steps > 1 and config.master_weights_dtype == "fp32"
         sums = self.shard_numel * self.param_bytes if is_summed and not self.is_compact else 0
-        gradients = self.shard_numel * (8 if self.config.delayed_parameter_update else 4)
+        masters = self.shard_numel * self.master_bytes
+        gradients = masters * (2 if config.delayed_parameter_update else 1)
+        moments = partition_states(self.training, self.shard_numel, config.optimizer_states_dtype)
         return [
             parameters,
             Memory("buffers", 0, leftovers=casts),
             Memory("gradients", self.shard_numel * 4 if self.is_compact else 0),
             Memory("buffers", largest * self.param_bytes),
-            Memory("optimizer_states", 4 * self.shard_numel, "host", self.is_pinned),
-            Memory(
-                "optimizer_states", sum(partition_states(self.training, self.shard_numel, "fp32")), "host"
-            ),
+            Memory("optimizer_states", masters, "host", self.is_pinned),
+            Memory("optimizer_states", sum(moments), "host"),
             Memory("gradients", gradients + sums, "host", self.is_pinned),
             Memory("buffers", (self.shard_numel + largest) * self.param_bytes, "host", self.is_pinned),
         ]
@@ -92,9 +94,9 @@ class Zero12OffloadedStates:
         self, tensors: Sequence[str], elements: int, stream: str, *, micro_batch: int, is_boundary: bool
     ) -> int:
         """copy_grads_in_partition of a reduced bucket of `elements`: sums in host memory while accumulating,
-        fp32 gradients at the boundary. Returns the last event on `stream`.
+        gradients in the masters' type at the boundary. Returns the last event on `stream`.
         """
-        builder, dtype = self.builder, self.config.param_dtype
+        builder, dtype, master = self.builder, self.config.param_dtype, self.config.master_weights_dtype
         numel = self._slice_numel(elements)
         if self.is_compact:
             kernels = accumulate_kernels(numel, "fp32", dtype)
@@ -105,14 +107,18 @@ class Zero12OffloadedStates:
             kernels = norm_kernels(numel, "fp32" if self.is_compact else dtype)
             norm_event = builder.kernels("norm, look for infinities", kernels, stream=stream)
             self.host.wait(norm_event, "read whether there are infinities")
-            cast_bytes = 4 * min(numel, max(self._numels[name] for name in tensors))  # cast one by one
-            if not self.is_compact:
+            largest = min(numel, max(self._numels[name] for name in tensors))  # cast one by one
+            summed = "fp32" if self.is_compact else dtype
+            is_cast = summed != master
+            cast_bytes = self.master_bytes * largest
+            if is_cast:
                 builder.allocate("buffers", cast_bytes)
-                builder.kernels("cast own gradients", cast_kernels(numel, dtype, "fp32"), stream=stream)
+                builder.kernels("cast own gradients", cast_kernels(numel, summed, master), stream=stream)
             self._last_copy = self.host.copy(
-                "fp32 gradients to host", "d2h", 4 * numel, stream, is_pinned=self.is_pinned
-            )
-            if not self.is_compact and self._last_copy is not None:
+                f"{master} gradients to host", "d2h", self.master_bytes * numel, stream,
+                is_pinned=self.is_pinned,
+            )  # fmt: skip
+            if is_cast and self._last_copy is not None:
                 builder.free_when_done("buffers", cast_bytes, self._last_copy)
         last = builder.record(stream)
         assert last is not None
@@ -151,8 +157,11 @@ class Zero12OffloadedStates:
 
     def _update(self, host: HostSide) -> int | None:
         """Scale, update and cast on the CPU, and return the last event."""
-        numel, config = self.shard_numel, self.config
+        numel, config, master = self.shard_numel, self.config, self.config.master_weights_dtype
         if config.gradient_clipping > 0 or config.precision == "fp16":
-            host.scale("scale gradients", numel)
-        host.optimizer("optimizer step", numel, self.training.optimizer)
-        return host.cast("cast weights", numel, "fp32", config.param_dtype)
+            host.scale("scale gradients", numel, master)
+        host.optimizer(
+            "optimizer step", numel, self.training.optimizer, dtype=master,
+            state_dtype=config.optimizer_states_dtype,
+        )  # fmt: skip
+        return host.cast("cast weights", numel, master, config.param_dtype)

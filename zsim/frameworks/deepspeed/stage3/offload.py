@@ -59,6 +59,7 @@ class Zero3OffloadedStates:
         self._note_idle_ratio(ratio)
         self._state_swapper = self._make_state_swapper()
         self._accum_bytes = DTYPE_BYTES[config.grad_accum_dtype]
+        self._master_bytes = DTYPE_BYTES[config.master_weights_dtype]
 
     def _note_idle_ratio(self, ratio: float) -> None:
         """Add a note if the ratio has no effect: the GPU's number of whole sub-groups is rounded down to
@@ -94,7 +95,8 @@ class Zero3OffloadedStates:
 
     def resident(self) -> list[Memory]:
         """Gradients and optimizer states by device. The pinned buffers are `buffers` of the host."""
-        pinned = self.offload.pin_memory
+        pinned, master = self.offload.pin_memory, self._master_bytes
+        states = master + (self.num_states - 1) * DTYPE_BYTES[self.config.optimizer_states_dtype]
         sums = sum(parameter.trained_shard_numel for parameter in self.parameters) * self._accum_bytes
         gpu_numel = sum(self.numel_of(group) for group in range(self._num_gpu_groups))
         host_numel = sum(
@@ -104,10 +106,10 @@ class Zero3OffloadedStates:
         )
         return [
             Memory("gradients", sums if self.keeps_sums else 0, "host", pinned),
-            Memory("gradients", 4 * gpu_numel),
-            Memory("optimizer_states", 4 * self.num_states * gpu_numel),
-            Memory("gradients", 4 * host_numel, "host", pinned),
-            Memory("optimizer_states", 4 * self.num_states * host_numel, "host"),
+            Memory("gradients", master * gpu_numel),
+            Memory("optimizer_states", master * self.num_states * gpu_numel),
+            Memory("gradients", master * host_numel, "host", pinned),
+            Memory("optimizer_states", states * host_numel, "host"),
             *(self._state_swapper.memory(4) if self._state_swapper else []),
         ]
 
@@ -147,11 +149,14 @@ class Zero3OffloadedStates:
 
     def _copy_to_optimizer(self, bucket: GradientBucket) -> None:
         """_offload_grad_partition_at_boundary: take the norm, cast, and copy to the optimizer's device."""
-        builder, stream = self.builder, self.stream
+        builder, stream, element_bytes = self.builder, self.stream, self._master_bytes
         dtype, numel = self.config.grad_accum_dtype, bucket.shard_elements
+        master = self.config.master_weights_dtype
         builder.kernels("gradient norms", norm_kernels(numel, dtype, bucket.num_tensors), stream=stream)
-        builder.allocate("buffers", 4 * numel)
-        builder.kernels("cast gradients", cast_kernels(numel, dtype, "fp32"), stream=stream)
+        is_cast = dtype != master
+        if is_cast:
+            builder.allocate("buffers", element_bytes * numel)
+            builder.kernels("cast gradients", cast_kernels(numel, dtype, master), stream=stream)
         host_numel = 0
         for number in bucket.parameters:
             group, shard = self._group_of[number], self.parameters[number].shard_numel
@@ -160,11 +165,13 @@ class Zero3OffloadedStates:
             elif group >= self._num_gpu_groups:
                 host_numel += shard
         self.host.copy(
-            "fp32 gradients to host", "d2h", 4 * host_numel, stream, is_pinned=self.offload.pin_memory
-        )
+            f"{master} gradients to host", "d2h", element_bytes * host_numel, stream,
+            is_pinned=self.offload.pin_memory,
+        )  # fmt: skip
         last = builder.record(stream)
         assert last is not None
-        builder.free_when_done("buffers", 4 * numel, last)
+        if is_cast:
+            builder.free_when_done("buffers", element_bytes * numel, last)
 
     def _swap_gradient(self, number: int) -> None:
         """Copy a gradient into a pinned buffer, blocking. Small pieces stay on the GPU until the step."""
@@ -184,9 +191,10 @@ class Zero3OffloadedStates:
         """Update one sub-group after another: read, scale, update, write back the 16-bit weights, write. Norm
         and overflow are reduced over `norm_group`.
         """
-        check_overflow(self.stage, self.config, [], norm_group)
+        config, master = self.config, self.config.master_weights_dtype
+        check_overflow(self.stage, config, [], norm_group)
         for _ in self.groups:
-            compute_norm_and_clip(self.stage, self.config, [], norm_group)
+            compute_norm_and_clip(self.stage, config, [], norm_group)
         for group in range(len(self.groups)):
             numel = self.numel_of(group)
             if self.is_swapped(group):
@@ -194,8 +202,11 @@ class Zero3OffloadedStates:
             if group < self._num_gpu_groups:
                 self.step_on_gpu(group, numel)
             else:
-                self.host.scale(f"scale gradients of sub-group {group}", numel)
-                self.host.optimizer(f"optimizer step of sub-group {group}", numel, self.training.optimizer)
+                self.host.scale(f"scale gradients of sub-group {group}", numel, master)
+                self.host.optimizer(
+                    f"optimizer step of sub-group {group}", numel, self.training.optimizer, dtype=master,
+                    state_dtype=config.optimizer_states_dtype,
+                )  # fmt: skip
                 self.store.put_from_cpu(group)
             if self.is_swapped(group):
                 assert self._state_swapper is not None
@@ -210,10 +221,11 @@ class Zero3OffloadedStates:
 
     def step_on_gpu(self, group: int, numel: int) -> None:
         """Scale and update a sub-group on the GPU with DeepSpeed's "backup optimizer", torch.optim.AdamW."""
-        self.builder.kernels(f"scale gradients of sub-group {group}", scale_kernels(numel))
+        master = self.config.master_weights_dtype
+        self.builder.kernels(f"scale gradients of sub-group {group}", scale_kernels(numel, master))
         training = replace(self.training, optimizer_implementation="foreach")
         update(
-            self.builder, training, [UpdatedTensor((numel,))], gradient_dtype="fp32", state_dtype="fp32",
+            self.builder, training, [UpdatedTensor((numel,))], gradient_dtype=master, state_dtype=master,
             low_precision_copy=self.config.precision != "fp32", name=f"optimizer step of sub-group {group}",
         )  # fmt: skip
         self.store.put_from_gpu(group)

@@ -129,8 +129,9 @@ class ParameterStore:
         pageable.
         """
         numels, dtype = self._split(group), self.config.param_dtype
-        if dtype != "fp32" or not numels["gpu"]:
-            self.host.cast(f"cast weights of sub-group {group}", sum(numels.values()), "fp32", dtype)
+        master = self.config.master_weights_dtype
+        if dtype != master or not numels["gpu"]:
+            self.host.cast(f"cast weights of sub-group {group}", sum(numels.values()), master, dtype)
         self.host.copy(
             f"weights of sub-group {group}", "h2d", numels["gpu"] * self.param_bytes, COMPUTE, is_pinned=False
         )

@@ -93,11 +93,11 @@ class Zero3Schedule(Zero3Gradients):
         return sum(parameter.shard_numel for parameter in self.trace.parameters)
 
     def resident(self) -> list[Memory]:
-        """Shards, persistent gathered parameters, masters (of fp32 weights too), moments, gradient shards and
+        """Shards, persistent gathered parameters, masters, moments, gradient shards and
         the bucket. With ZeRO++ also secondary shards and LoCo's errors.
         """
         shard, config = self.shard_numel, self.config
-        master = DTYPE_BYTES[config.master_weights_dtype]
+        master = 0 if config.shares_masters else DTYPE_BYTES[config.master_weights_dtype]
         moments = sum(
             self._group_numel(group) * DTYPE_BYTES[momentum_dtype(config)]
             if number < self.num_matrix_groups
