@@ -191,8 +191,10 @@ def test_the_page_of_programs_in_docs_is_the_code_s(request: pytest.FixtureReque
 def test_a_program_says_what_is_read_refused_and_left_out() -> None:
     sections = {part.split("\n", 1)[0]: part for part in program_files_page().split("\n## ")}
     axolotl = sections["axolotl"]
-    assert "| `micro_batch_size` | sequences of a micro-batch | `training.micro_batch_size` |" in axolotl
-    assert "`relora`" in axolotl.split("Refused by name:")[1].split("Left out, and said:")[0]
-    assert "`tiled_mlp`" in axolotl.split("Left out, and said:")[1]
-    assert "It has the keys of the Trainer as well." in sections["TRL"]
-    assert "| `per_device_train_batch_size` |" in sections["Trainer"]
+    training = next(line for line in axolotl.splitlines() if line.startswith("| `[training]` |"))
+    assert "`micro_batch_size`;" in training
+    assert "`sequence_len` → `sequence_length`" in training
+    assert "`relora`" in axolotl.split("Refused:")[1].split("Named in reports")[0]
+    assert "`tiled_mlp`" in axolotl.split("Named in reports, not simulated:")[1]
+    assert "Also the keys of the Trainer." in sections["TRL"]
+    assert "`per_device_train_batch_size` → `micro_batch_size`" in sections["Trainer"]
