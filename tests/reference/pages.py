@@ -49,7 +49,7 @@ shows the experiment that it means, and `zsim explain KEY` says what a key of th
 - Keys that would make it another job are refused by name. Keys that change time or memory and are not
   simulated are named in every report. Others (paths, logs, seeds, the learning rate) are ignored.
 - Files named in a file are searched for in its folder, the folders above up to the repository's root, and
-  the working folder. Models are searched for among presets and in the Hub's local cache. Nothing is downloaded.
+  the working folder; models among the presets and in the Hub's local cache. Nothing is downloaded.
 - YAML is read as PyYAML reads it: the last of two equal keys counts (with a note), anchors are followed,
   `${a.b}` is the value at `a.b`.
 

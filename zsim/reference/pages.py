@@ -27,7 +27,7 @@ def page_of(file: str) -> str:
 
 
 _INTRODUCTION = (
-    'Defaults are bold. Quantities have units: `"2 us"`, `"80 GiB"`, `"400 Gb/s"`, `"989 TFLOP/s"`, `"700 W"`.',
+    'Defaults are bold. Quantities have units: `"2 us"`, `"80 GiB"`, `"400 Gb/s"`, `"989 TFLOP/s"`, `"7 W"`.',
     "[Completion in an editor](experiment.md#in-an-editor): `zsim schema`.",
     "",
 )
@@ -37,9 +37,9 @@ _EXPERIMENT_INTRODUCTION = (
     "",
     "## In an editor",
     "",
-    "`zsim schema experiment > experiment.json` writes this page as JSON Schema. With `#:schema experiment.json`",
-    "as the first line of a TOML file, editors with taplo (Even Better TOML in VS Code) complete and check it.",
-    "Likewise `topology`, `gpu` and `study`.",
+    "`zsim schema experiment > experiment.json` writes this page as JSON Schema. With",
+    "`#:schema experiment.json` as the first line of a TOML file, editors with taplo (Even Better TOML in VS",
+    "Code) complete and check it. Likewise `topology`, `gpu` and `study`.",
     "",
 )
 _HEAD = ("| key | value | meaning |", "|---|---|---|")
