@@ -161,16 +161,19 @@ def requirements() -> Mapping[str, tuple[SettingRequirement, ...]]:
 
 def refusal_lines() -> Iterator[str]:
     """The tables in Markdown."""
-    yield "| where | refused | because |"
-    yield "|---|---|---|"
+    yield "| where | refused |"
+    yield "|---|---|"
     for title, rows in refusals().items():
-        for feature, settings in _joined(rows).items():
-            yield f"| {title} | {', '.join(f'`{setting}`' for setting in settings)} | {feature} |"
+        cells = [
+            f"{', '.join(f'`{setting}`' for setting in settings)} ({feature})"
+            for feature, settings in _joined(rows).items()
+        ]
+        yield f"| {title} | {'; '.join(cells)} |"
     for title, requirement_rows in requirements().items():
         yield ""
-        yield f"Settings of `[strategy]` that {title} takes with others alone:"
+        yield f"Settings of `[strategy]` that {title} takes only together with others:"
         yield ""
-        yield "| setting | goes with |"
+        yield "| setting | needs |"
         yield "|---|---|"
         for expectation, settings in _joined(map(_refusal_row, requirement_rows)).items():
             yield f"| {', '.join(f'`{setting}`' for setting in settings)} | {expectation} |"
