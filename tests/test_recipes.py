@@ -49,7 +49,7 @@ def test_every_recipe_is_in_the_index_and_every_question_has_an_answer() -> None
 
 
 def test_the_memory_trackers_questions_each_have_a_command() -> None:
-    """Fourteen about tuning, of which two commands answer four, and three about debugging (pytorch#125323)."""
+    """Fourteen about tuning, some with one command, and three about debugging (pytorch#125323)."""
     page = (FOLDER / "memory-questions.md").read_text(encoding="utf-8")
     tuning, debugging = page.split("## Which module holds most activations?")
     assert len(re.findall(r"^\$ zsim ", tuning, re.MULTILINE)) == 12

@@ -124,7 +124,7 @@ def _read_lines(keys: Sequence[ProgramKey]) -> Iterator[str]:
         for name, program_keys in names.items():
             shown = ", ".join(f"`{key}`" for key in dict.fromkeys(program_keys))
             entries.append(shown if program_keys == [name] else f"{shown} → `{name}`")
-        yield f"| {f'`[{table}]`' if table else 'the job'} | {'; '.join(entries)} |"
+        yield f"| {f'[{table}]' if table else 'the job'} | {'; '.join(entries)} |"
     others: dict[str, list[str]] = {}
     for key in keys:
         if not key.setting:

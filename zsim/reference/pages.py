@@ -106,7 +106,7 @@ def entry_lines(key: FileKey) -> Iterator[str]:
         ("default", key.default),
         ("kinds", ", ".join(key.of)),
         ("read by", ", ".join(key.frameworks)),
-        *(("in " + program, how) for program, how in key.elsewhere),
+        *(("in " + ", ".join(programs), how) for how, programs in _programs_by_spelling(key).items()),
     ):
         if text:
             label = f"{title}: " if title else ""
@@ -115,6 +115,14 @@ def entry_lines(key: FileKey) -> Iterator[str]:
             )
     if key.is_required:
         yield "  must be given"
+
+
+def _programs_by_spelling(key: FileKey) -> dict[str, list[str]]:
+    """The programs that write the setting alike, by how they write it."""
+    programs: dict[str, list[str]] = {}
+    for program, how in key.elsewhere:
+        programs.setdefault(how, []).append(program)
+    return programs
 
 
 def table_lines(keys: Sequence[FileKey]) -> Iterator[str]:
