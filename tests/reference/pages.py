@@ -53,7 +53,7 @@ shows the experiment that it means, and `zsim explain KEY` says what a key of th
 - YAML is read as PyYAML reads it: the last of two equal keys counts (with a note), anchors are followed,
   `${a.b}` is the value at `a.b`.
 
-A row has the table of the experiment, and the program's keys that set it; `a` → `b` where the key of that
+Each line has a table of the experiment, and the program's keys that set it; `a` → `b` where the key of that
 table has another name.
 """
 
@@ -111,27 +111,25 @@ def _section(
 
 
 def _read_lines(keys: Sequence[ProgramKey]) -> Iterator[str]:
-    """The keys that set one of the experiment's, a row per table, and what the others say."""
+    """The keys that set one of the experiment's, a line per table, and what the others say."""
     tables: dict[str, dict[str, list[str]]] = {}
     for key in keys:
         if key.setting:
             table, _, name = key.setting.rpartition(".")
             tables.setdefault(table, {}).setdefault(name, []).append(key.key)
-    yield "| sets | keys |"
-    yield "|---|---|"
     for table, names in tables.items():
         entries = []
         for name, program_keys in names.items():
             shown = ", ".join(f"`{key}`" for key in dict.fromkeys(program_keys))
             entries.append(shown if program_keys == [name] else f"{shown} → `{name}`")
-        yield f"| {f'[{table}]' if table else 'the job'} | {'; '.join(entries)} |"
+        yield f"- **{table or 'the job'}**: {'; '.join(entries)}"
     others: dict[str, list[str]] = {}
     for key in keys:
         if not key.setting:
             others.setdefault(key.meaning, []).append(f"`{key.key}`")
     if others:
         entries = [f"{', '.join(names)} ({meaning})" for meaning, names in others.items()]
-        yield f"| several keys | {'; '.join(entries).replace('|', chr(92) + '|')} |"
+        yield f"- **several keys**: {'; '.join(entries)}"
     yield ""
 
 

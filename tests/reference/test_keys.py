@@ -191,7 +191,7 @@ def test_the_page_of_programs_in_docs_is_the_code_s(request: pytest.FixtureReque
 def test_a_program_says_what_is_read_refused_and_left_out() -> None:
     sections = {part.split("\n", 1)[0]: part for part in program_files_page().split("\n## ")}
     axolotl = sections["axolotl"]
-    training = next(line for line in axolotl.splitlines() if line.startswith("| [training] |"))
+    training = next(line for line in axolotl.splitlines() if line.startswith("- **training**:"))
     assert "`micro_batch_size`;" in training
     assert "`sequence_len` → `sequence_length`" in training
     assert "`relora`" in axolotl.split("Refused:")[1].split("Named in reports")[0]

@@ -15,7 +15,7 @@ _ORIGIN_KEYS = ("source", "evidence", "measured_range", "spread")
 
 
 def page_of(file: str) -> str:
-    """The page of a kind of file: a section per table, a row per key."""
+    """The page of a kind of file: a section per table, an entry per key."""
     kind = FILES[file]
     lines = [f"# {kind.title}", "", kind.purpose, "", *_INTRODUCTION]
     if file == "experiment":
@@ -42,7 +42,6 @@ _EXPERIMENT_INTRODUCTION = (
     "Code) complete and check it. Likewise `topology`, `gpu` and `study`.",
     "",
 )
-_HEAD = ("| key | value | meaning |", "|---|---|---|")
 
 
 def _sections(file: str) -> Iterator[str]:
@@ -66,17 +65,17 @@ def _sections(file: str) -> Iterator[str]:
             origin_keys = [key for key in keys if key.name in _ORIGIN_KEYS]
             keys = [key for key in keys if key.name not in _ORIGIN_KEYS]
             if not origin_tables:
-                yield from ("## Sources of numbers", "", *_HEAD, *(_row(key, ()) for key in origin_keys), "")
+                yield from ("## Sources of numbers", "", *(_row(key, ()) for key in origin_keys), "")
             origin_tables.append(f"`[{table}]`")
         yield from (title, "")
         if readers:
-            yield from (f"Read by {_quoted(readers)}, unless a row says otherwise.", "")
+            yield from (f"Read by {_quoted(readers)}, unless a key says otherwise.", "")
         kinds = dict.fromkeys(key.of for key in keys)
         all_kinds = {name for kind in kinds for name in kind}
         for kind in kinds:
             if set(kind) != all_kinds:
                 yield from (f"### Kind {_quoted(kind)}", "")
-            yield from (*_HEAD, *(_row(key, readers) for key in keys if key.of == kind), "")
+            yield from (*(_row(key, readers) for key in keys if key.of == kind), "")
     if origin_tables:
         yield f"[Sources of numbers](#sources-of-numbers) are keys of {', '.join(origin_tables)} as well."
         yield ""
@@ -134,15 +133,14 @@ def table_lines(keys: Sequence[FileKey]) -> Iterator[str]:
 
 
 def _row(key: FileKey, readers: tuple[str, ...]) -> str:
-    """A key as the row of a table whose keys `readers` read."""
+    """A key as an entry of the list of a table whose keys `readers` read."""
     meaning, _, otherwise = key.sentence.partition("; left out: ")
     notes = [meaning[:1].upper() + meaning[1:]]
     if otherwise and otherwise != INHERITED:
         notes.append(f"Default: {otherwise.replace('; left out: ', '; default: ')}")
     if key.frameworks != readers:
         notes.append(f"Read by {_quoted(key.frameworks)}" if key.frameworks else "Read by all")
-    cells = (f"`{key.name}`", _short_value(key), ". ".join(notes))
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return f"- `{key.name}` ({_short_value(key)}): {'. '.join(notes)}".replace("\n", " ")
 
 
 def _quoted(names: Sequence[str]) -> str:
@@ -163,7 +161,7 @@ _BOUND_OF_SANITY = 1e5  # larger limits guard against nonsense, and tell a reade
 
 
 def _short_value(key: FileKey) -> str:
-    """Type, allowed values and default for a narrow column: the default in bold."""
+    """Type, allowed values and default in few words: the default in bold."""
     kind = key.type.partition(", as in")[0]
     for long, short in _SHORT_TYPES.items():
         kind = kind.replace(long, short)
