@@ -18,20 +18,18 @@ from zsim.specs.strategy.requirement import Refusal, SettingRequirement, shown
 
 
 def concepts_page() -> str:
-    """The page of other programs' words: a row per concept."""
+    """The page of other programs' words: an entry per concept."""
     lines = [
         "# Other words for it",
         "",
-        "What methods and settings are called elsewhere, and the keys of an experiment that they mean. `zsim",
-        "explain WORD` finds them too.",
+        "Names of methods and settings elsewhere, what they mean, and the keys here. `zsim explain WORD` finds",
+        "them too.",
         "",
-        "| elsewhere | means | here |",
-        "|---|---|---|",
     ]
     for concept in concepts():
         words = ", ".join(f"`{word}`" for word in concept.words)
         here = ", ".join(f"`{name}`" for name in (*concept.keys, *concept.see))
-        lines.append(f"| {words} | {concept.sentence} | {here} |")
+        lines.append(f"- {words}: {concept.sentence} {here}")
     return "\n".join([*lines, ""])
 
 
