@@ -22,14 +22,14 @@ def concepts_page() -> str:
     lines = [
         "# Other words for it",
         "",
-        "Names of methods and settings elsewhere, what they mean, and the keys here. `zsim explain WORD` finds",
-        "them too.",
+        "Names of methods and settings elsewhere, what they mean, and the keys here. `zsim explain WORD`",
+        "finds them too.",
         "",
     ]
     for concept in concepts():
         words = ", ".join(f"`{word}`" for word in concept.words)
         here = ", ".join(f"`{name}`" for name in (*concept.keys, *concept.see))
-        lines.append(f"- {words}: {concept.sentence} {here}")
+        lines.append(f"- {words}: {concept.sentence} → {here}")
     return "\n".join([*lines, ""])
 
 
