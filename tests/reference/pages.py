@@ -18,20 +18,18 @@ from zsim.specs.strategy.requirement import Refusal, SettingRequirement, shown
 
 
 def concepts_page() -> str:
-    """The page of other programs' words: a row per concept."""
+    """The page of other programs' words: an entry per concept."""
     lines = [
         "# Other words for it",
         "",
-        "What methods and settings are called elsewhere, and the keys of an experiment that they mean. `zsim",
-        "explain WORD` finds them too.",
+        "Names of methods and settings elsewhere, what they mean, and the keys here. `zsim explain WORD`",
+        "finds them too.",
         "",
-        "| elsewhere | means | here |",
-        "|---|---|---|",
     ]
     for concept in concepts():
         words = ", ".join(f"`{word}`" for word in concept.words)
         here = ", ".join(f"`{name}`" for name in (*concept.keys, *concept.see))
-        lines.append(f"| {words} | {concept.sentence} | {here} |")
+        lines.append(f"- {words}: {concept.sentence} → {here}")
     return "\n".join([*lines, ""])
 
 
@@ -41,21 +39,20 @@ def concepts_page() -> str:
 _NUM_SHARED = 10  # keys, from which on a program is said to have another's
 _INTRODUCTION = """# Files of other programs
 
-`zsim run FILE --cluster C` takes a file of these programs in place of an experiment, and `zsim import
-FILE` shows the experiment that it means. What a file says counts. Where it says nothing, the program's
-own default counts, as of the release that stands below, and a note names the defaults that matter. A key
-that makes another job of it is refused by name. A key that changes the time or the memory, and that zsim
-leaves out, stands in the notes of every report. Keys that do neither (paths, logs, seeds, the learning
-rate) are silent.
+`zsim run FILE --cluster C` takes a file of these programs in place of an experiment. `zsim import FILE`
+shows the experiment that it means, and `zsim explain KEY` says what a key of the experiment does.
 
-A file that a file names is looked for from the file's folder, from those around it up to the root of its
-repository, and from the working folder. A model is looked for in its folder, among the presets, and in
-the local cache of the Hub. Nothing is downloaded.
+- Keys that the file leaves out have the program's defaults, of the release named below. A note names those
+  that matter.
+- Keys that would make it another job are refused by name. Keys that change time or memory and are not
+  simulated are named in every report. Others (paths, logs, seeds, the learning rate) are ignored.
+- Files named in a file are searched for in its folder, the folders above up to the repository's root, and
+  the working folder; models among the presets and in the Hub's local cache. Nothing is downloaded.
+- YAML is read as PyYAML reads it: the last of two equal keys counts (with a note), anchors are followed,
+  `${a.b}` is the value at `a.b`.
 
-YAML is read as PyYAML reads it: of a key that stands twice the last counts, and a note says so; anchors
-are followed; `None` is null; `${a.b}` is the value at `a.b`.
-
-This page is made from the code (`python -m pytest tests/reference --update`).
+Each line has a table of the experiment, and the program's keys that set it; `a` → `b` where the key of that
+table has another name.
 """
 
 
@@ -101,24 +98,37 @@ def _section(
         shared = {id(key) for key in keys[base.name]}
         if sum(id(key) in shared for key in section_keys) > _NUM_SHARED:
             section_keys = [key for key in section_keys if id(key) not in shared]
-            yield f"It has the keys of {base.title} as well."
+            yield f"Also the keys of {base.title}."
     yield ""
-    yield "| key | what it says | experiment |"
-    yield "|---|---|---|"
-    for key in section_keys:
-        if key.treatment == "read":
-            setting = f"`{key.setting}`" if key.setting else ""
-            yield f"| `{key.key}` | {_cell(key.meaning)} | {setting} |"
-    yield ""
-    for treatment, words in (("refused", "Refused by name"), ("noted", "Left out, and said")):
+    yield from _read_lines([key for key in section_keys if key.treatment == "read"])
+    for treatment, words in (("refused", "Refused"), ("noted", "Named in reports, not simulated")):
         names = [f"`{key.key}`" for key in section_keys if key.treatment == treatment]
         if names:
             yield f"{words}: {', '.join(names)}."
             yield ""
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _read_lines(keys: Sequence[ProgramKey]) -> Iterator[str]:
+    """The keys that set one of the experiment's, a line per table, and what the others say."""
+    tables: dict[str, dict[str, list[str]]] = {}
+    for key in keys:
+        if key.setting:
+            table, _, name = key.setting.rpartition(".")
+            tables.setdefault(table, {}).setdefault(name, []).append(key.key)
+    for table, names in tables.items():
+        entries = []
+        for name, program_keys in names.items():
+            shown = ", ".join(f"`{key}`" for key in dict.fromkeys(program_keys))
+            entries.append(shown if program_keys == [name] else f"{shown} → `{name}`")
+        yield f"- **{table or 'the job'}**: {'; '.join(entries)}"
+    others: dict[str, list[str]] = {}
+    for key in keys:
+        if not key.setting:
+            others.setdefault(key.meaning, []).append(f"`{key.key}`")
+    if others:
+        entries = [f"{', '.join(names)} ({meaning})" for meaning, names in others.items()]
+        yield f"- **several keys**: {'; '.join(entries)}"
+    yield ""
 
 
 # -- The tables of `docs/simulated.md`: what is refused by name, and settings that need each other ---------
@@ -147,16 +157,19 @@ def requirements() -> Mapping[str, tuple[SettingRequirement, ...]]:
 
 def refusal_lines() -> Iterator[str]:
     """The tables in Markdown."""
-    yield "| where | refused | because |"
-    yield "|---|---|---|"
+    yield "| where | refused |"
+    yield "|---|---|"
     for title, rows in refusals().items():
-        for feature, settings in _joined(rows).items():
-            yield f"| {title} | {', '.join(f'`{setting}`' for setting in settings)} | {feature} |"
+        cells = [
+            f"{', '.join(f'`{setting}`' for setting in settings)} ({feature})"
+            for feature, settings in _joined(rows).items()
+        ]
+        yield f"| {title} | {'; '.join(cells)} |"
     for title, requirement_rows in requirements().items():
         yield ""
-        yield f"Settings of `[strategy]` that {title} takes with others alone:"
+        yield f"Settings of `[strategy]` that {title} takes only together with others:"
         yield ""
-        yield "| setting | goes with |"
+        yield "| setting | needs |"
         yield "|---|---|"
         for expectation, settings in _joined(map(_refusal_row, requirement_rows)).items():
             yield f"| {', '.join(f'`{setting}`' for setting in settings)} | {expectation} |"

@@ -63,7 +63,7 @@ def test_the_tables_of_refusals_in_docs_are_the_declarations(request: pytest.Fix
     if request.config.getoption("--update"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
-    assert "| Megatron | `--qk-clip` | clipped queries and keys |" in text
+    assert "`--qk-clip` (clipped queries and keys);" in text
     assert "| `delay_wgrad_compute` | `overlap_expert_parallel` = true |" in text
 
 
@@ -148,7 +148,7 @@ def test_an_unknown_key_names_the_nearest() -> None:
 
 def test_an_entry_says_type_default_kinds_and_other_programs_words() -> None:
     text = "\n".join(entry_lines(find_keys("strategy.bucket_cap_mb")[0]))
-    for part in ("MiB of gradients", "default: 25.0", "kinds: ddp", "in the Trainer: ddp_bucket_cap_mb"):
+    for part in ("MiB of gradients", "default: 25.0", "kinds: ddp", "the Trainer: ddp_bucket_cap_mb"):
         assert part in text
 
 
@@ -191,8 +191,10 @@ def test_the_page_of_programs_in_docs_is_the_code_s(request: pytest.FixtureReque
 def test_a_program_says_what_is_read_refused_and_left_out() -> None:
     sections = {part.split("\n", 1)[0]: part for part in program_files_page().split("\n## ")}
     axolotl = sections["axolotl"]
-    assert "| `micro_batch_size` | sequences of a micro-batch | `training.micro_batch_size` |" in axolotl
-    assert "`relora`" in axolotl.split("Refused by name:")[1].split("Left out, and said:")[0]
-    assert "`tiled_mlp`" in axolotl.split("Left out, and said:")[1]
-    assert "It has the keys of the Trainer as well." in sections["TRL"]
-    assert "| `per_device_train_batch_size` |" in sections["Trainer"]
+    training = next(line for line in axolotl.splitlines() if line.startswith("- **training**:"))
+    assert "`micro_batch_size`;" in training
+    assert "`sequence_len` → `sequence_length`" in training
+    assert "`relora`" in axolotl.split("Refused:")[1].split("Named in reports")[0]
+    assert "`tiled_mlp`" in axolotl.split("Named in reports, not simulated:")[1]
+    assert "Also the keys of the Trainer." in sections["TRL"]
+    assert "`per_device_train_batch_size` → `micro_batch_size`" in sections["Trainer"]

@@ -39,7 +39,9 @@ def test_the_first_moment_without_room_is_the_one_that_breaks(
     said = breaking_sentence(with_moments(make_step_report, building, roomy))
     assert said.endswith("before the first step, while the optimizer's states are made: 90.00 GB on a GPU")
     said = breaking_sentence(with_moments(make_step_report, roomy, moment(FIRST_UPDATE, 95 * GB)))
-    assert said.startswith("It breaks in the first update, while the optimizer's states are made: 95.00 GB")
+    assert said.startswith(
+        "It runs out of memory in the first update, while the optimizer's states are made: 95.00 GB"
+    )
     said = breaking_sentence(with_moments(make_step_report, moment(SAVING, None, 1200 * GB)))
     assert said == "It breaks when saving: 1.20 TB on a node's host"
 
@@ -70,7 +72,9 @@ def test_a_job_that_breaks_in_a_later_step_says_what_the_first_one_needed(
     over = OutOfMemory("blocks.2 forward", "gpu", 0, 0.1, GB, 2 * GB, 80 * GB)
     found = replace(with_moments(make_step_report, *first), out_of_memory=over)
     said = breaking_sentence(found)
-    assert said.startswith("It breaks in the second step: the first one's forward and backward need 60.00 GB")
+    assert said.startswith(
+        "It runs out of memory in the second step: the first one's forward and backward need 60.00 GB"
+    )
     assert said.endswith("its update 50.00 GB")
     assert breaking_sentence(with_moments(make_step_report, *first)) == ""
 

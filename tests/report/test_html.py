@@ -47,10 +47,10 @@ def test_how_far_to_trust_the_step_stands_below_the_limit(
     make_step_report: Callable[..., Report], make_sharded_step: Callable[..., Trace]
 ) -> None:
     features = Features("DDP", "DDP", "x", 1, 8, "", "kernels", 10**9)
-    judged = Validation(0.9, 1.3, "no validated run is like it", 0, 0, None, None, ("GPU x",), features)
+    judged = Validation(0.9, 1.3, "no similar validated run", 0, 0, None, None, ("GPU x",), features)
     report = replace(make_step_report(), step_seconds=10.0, validation=judged)
     text = text_of(Page(html_report(report, make_sharded_step())))
-    assert "Step 9.00 to 13.0 s (80 %), by runs that are not like it. Extrapolates: GPU x." in text
+    assert "Step 9.00 to 13.0 s (80 %), from dissimilar runs. Extrapolates: GPU x." in text
 
 
 def test_the_experiment_is_shown_with_sources_links_and_grades(page: Page) -> None:
@@ -84,7 +84,7 @@ def test_a_job_that_does_not_fit_says_so_on_top(
     report = replace(report, out_of_memory=replace(there(report.out_of_memory), least_gpus=64))
     text = text_of(Page(html_report(report, make_sharded_step())))
     assert "the first op without room is 'blocks.2 forward', issued at 7.10 ms, which lacks" in text
-    assert "64 GPUs would hold all tensors. The times below are as if it fitted." in text
+    assert "64 GPUs would hold all tensors. The times below assume that it fits." in text
 
 
 def test_a_single_gpu_without_memory_events_has_a_page_too(

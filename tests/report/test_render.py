@@ -85,7 +85,7 @@ def test_the_interval_of_the_step_and_what_it_comes_from_stand_below_it(
 ) -> None:
     """The step of 10 s, times 0.95 and 1.2."""
     text = printed(replace(report(), step_seconds=10.0, validation=JUDGED))
-    assert "9.50 to 12.0 s (80 %), by 14 runs like it" in text
+    assert "9.50 to 12.0 s (80 %), from 14 similar runs" in text
     assert "GPU x without a validated run; more GPUs than any" in " ".join(text.split())
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "(80 %)" not in printed(report())
@@ -96,7 +96,7 @@ def test_trust_is_one_paragraph_for_pages(report: Callable[..., Report]) -> None
     judged = replace(JUDGED, worst_absolute_error=13.51)
     said = format_trust(replace(report(), step_seconds=10.0, validation=judged))
     assert said.startswith(
-        "Step 9.50 to 12.0 s (80 %), by 14 runs like it (FSDP, several nodes, H100, bound by kernels). "
+        "Step 9.50 to 12.0 s (80 %), from 14 similar runs (FSDP, several nodes, H100, bound by kernels). "
         "Extrapolates: "
     )
     assert "%" not in said.removeprefix("Step 9.50 to 12.0 s (80 %)")

@@ -173,8 +173,8 @@ def test_the_sentence_says_that_the_peak_is_fp8s(trace: Trace, report_of: Callab
 
 def test_what_a_step_becomes_without_overlap_is_said_where_it_is_longer() -> None:
     assert overlap_doubt_sentence("DeepSpeed", 10.0, 12.5) == (
-        " If no communication were hidden, the step would be 12.500 s; most published runs of DeepSpeed "
-        "over several nodes are nearer to that."
+        " Without overlap the step would take 12.500 s; most published runs of DeepSpeed on several nodes "
+        "are closer to that."
     )
     assert overlap_doubt_sentence("DeepSpeed", 10.0, 10.01) == ""
     assert overlap_doubt_sentence("DeepSpeed", 10.0, None) == ""

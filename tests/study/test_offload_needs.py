@@ -45,7 +45,7 @@ def test_one_drive_less_than_needed_does_not_hide_the_drives() -> None:
     need = offload_need(experiment_of({"offload_optimizer": NVME}), "drives")
     assert need.needed == round(need.needed) > need.available
     assert need.step_seconds > need.best_step_seconds
-    assert need.sentence().startswith(f"drives: {need.needed:g} drives instead of {need.available:g} ")
+    assert need.sentence().startswith(f"drives: up to {need.needed:g} drives instead of {need.available:g} ")
 
 
 def test_a_resource_that_does_not_hide_the_rest_says_what_is_left() -> None:
@@ -61,7 +61,7 @@ def test_a_resource_that_does_not_hide_the_rest_says_what_is_left() -> None:
     assert not need.is_hidden
     assert report.step_seconds == pytest.approx(need.best_step_seconds)
     assert sum(need.stall_seconds.values()) == pytest.approx(left)
-    assert "more alone would not" in need.sentence()
+    assert "would shorten the step" in need.sentence()
     assert f"{format_seconds(left)} ({left / report.step_seconds:.0%}".replace("%", " %") in need.sentence()
     assert "stalls of offloading (CPU step 4" in need.sentence()
 
@@ -71,7 +71,7 @@ def test_what_is_as_good_as_plenty_but_leaves_stalls_is_not_called_enough() -> N
     need = offload_need(experiment, "pcie", tolerance=0.05)
     assert need.is_enough
     assert not need.is_hidden
-    assert need.sentence().startswith("pcie: more than the 63 GB/s per GPU do not help alone: 1.591 s")
+    assert need.sentence().startswith("pcie: more than 63 GB/s per GPU does not help by itself: 1.591 s")
 
 
 def test_faster_memory_is_a_faster_update_on_the_cpu() -> None:
@@ -112,11 +112,11 @@ def test_the_words_follow_from_what_is_left_to_wait_for() -> None:
     stalls = {"PCIe": 0.25, "CPU step": 0.745, "DRAM": 0.005}
     left = "1.000 s ({} %) are still stalls of offloading (CPU step 745.00 ms, PCIe 250.00 ms)"
     assert needed(19, stalls, is_hidden=False).sentence() == (
-        "drives: 19 drives instead of 8 would shorten the step, more alone would not: 4.000 s "
+        "drives: up to 19 drives instead of 8 would shorten the step: 4.000 s "
         "instead of 10.000 s, of which " + left.format(25)
     )
     assert needed(8, stalls, is_hidden=False).sentence() == (
-        "drives: more than the 8 drives do not help alone: 10.000 s per step, of which " + left.format(10)
+        "drives: more than 8 drives does not help by itself: 10.000 s per step, of which " + left.format(10)
     )
 
 

@@ -60,15 +60,15 @@ def test_without_runs_of_its_like_there_are_no_errors_but_an_interval(
     assert found.mean_absolute_error is None
     assert found.to_dict()["worst_absolute_error"] is None
     assert found.low < 1 < found.high
-    assert format_validation(found, 10.0).endswith("(80 %), by runs that are not like it")
+    assert format_validation(found, 10.0).endswith("(80 %), from dissimilar runs")
 
 
 def test_a_strategy_without_a_run_has_none_like_it(make_run: Callable[..., ValidatedRun]) -> None:
     """However many runs its framework has."""
     runs = [make_run(f"s{n}", 0.1) for n in range(40)]
     found = validation_of(replace(FEATURES, strategy="HSDP"), runs, NONE)
-    assert (found.runs, found.regime) == (0, "no validated run is like it")
-    assert format_validation(found, 1.0).endswith("by runs that are not like it")
+    assert (found.runs, found.regime) == (0, "no similar validated run")
+    assert format_validation(found, 1.0).endswith("from dissimilar runs")
 
 
 def test_errors_shown_are_a_strangers(make_run: Callable[..., ValidatedRun]) -> None:
@@ -141,5 +141,5 @@ def test_what_it_leans_on_is_said(make_run: Callable[..., ValidatedRun]) -> None
     runs = [make_run("net", 0.01, binding="the network"), *(make_run(f"s{n}", 0.1) for n in range(4))]
     found = validation_of(runs[0].features, runs, NONE)
     assert (found.runs, found.runs_less_alike, found.to_dict()["runs_less_alike"]) == (1, 4, 4)
-    assert format_validation(found, 1.0).endswith("(80 %), by 1 run like it and 4 less alike")
-    assert format_validation(validation_of(FEATURES, runs, NONE), 1.0).endswith("by 4 runs like it")
+    assert format_validation(found, 1.0).endswith("(80 %), from 1 similar run and 4 less similar")
+    assert format_validation(validation_of(FEATURES, runs, NONE), 1.0).endswith("from 4 similar runs")

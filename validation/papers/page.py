@@ -17,15 +17,9 @@ TARGET = Path(__file__).resolve().parents[2] / "docs" / "papers.md"
 HEAD = """\
 # What papers claim
 
-The systems that zsim simulates were published with numbers. Here each number stands beside what zsim says
-for the same experiment, with the place where the paper has it. `python -m validation.papers.page` writes
-this page from `validation/papers/`, one file per paper, whose claims are experiments: to ask another
-question of one, copy its tables into an experiment file. Nothing in zsim was fitted to them; a change of
-zsim that moves one moves this page.
-
-A ratio of 1 is the paper's number. Memory that follows from counting bytes should be there exactly. Times
-are of machines of their year, and where a paper leaves something open (batch sizes, most often) the line
-says what was taken.
+Numbers of papers beside zsim's for the same experiment. Nothing in zsim was fitted to them. A ratio of 1 is
+the paper's number; memory that follows from counting bytes should be exact. Each paper is a file of
+experiments in `validation/papers/`; `python -m validation.papers.page` writes this page.
 """
 
 

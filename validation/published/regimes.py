@@ -184,13 +184,13 @@ def accuracy_lines(judged: Sequence[JudgedRun]) -> list[str]:
     )
     error, held = overall.mean_absolute_error_by_source, overall.covered_by_source
     return [
-        f"On {overall.rows:,} published training runs of {overall.sources} sources, each predicted as a",
-        f"stranger would write it, the mean error of the step time is {error:.1%}, every source alike, and",
-        f"half of the rows are within {_median_error(judged):.1%} (with what was found out of their sources: "
-        f"{studied:.1%}).",
-        f"The 80 % interval beside every answer holds for {held:.0%}, every source alike.",
+        f"{overall.rows:,} published training runs of {overall.sources} sources were predicted from what",
+        f"each publication says. The mean error of the step time is {error:.1%}, with equal weight for every",
+        f"source; half of the runs are within {_median_error(judged):.1%}. With details found elsewhere",
+        f"(container, flags, network) the mean is {studied:.1%}. The 80 % interval given with every answer",
+        f"holds for {held:.0%}.",
         "",
-        *markdown(named_columns("mean error as a stranger (sources)", "one node", "several nodes"), rows),
+        *markdown(named_columns("mean error (number of sources)", "one node", "several nodes"), rows),
     ]
 
 

@@ -17,7 +17,7 @@ def ui(
         str, typer.Option(help="Another address than this machine's own lets others run simulations.")
     ] = "127.0.0.1",
 ) -> None:
-    """Open a local page: turn the settings of an experiment, see what they do, take its files along.
+    """Open a local page: change the settings of an experiment, see what they do, download its files.
 
     EXPERIMENT may be a DeepSpeed JSON, an Accelerate YAML or a torchtitan TOML too.
     """

@@ -250,9 +250,9 @@ def detail_sentences(run: SimulatedRun) -> Iterator[str]:
     if curve is not None:
         low, high = curve.flat
         yield (
-            f"Saves are {format_duration(run.work_seconds)} apart; best is "
-            f"{format_duration(curve.best_seconds)}, and from {format_duration(low)} to "
-            f"{format_duration(high)} at most a tenth more is lost."
+            f"Saves are {format_duration(run.work_seconds)} apart. The best interval is "
+            f"{format_duration(curve.best_seconds)}; between {format_duration(low)} and "
+            f"{format_duration(high)} at most a tenth more time is lost."
         )
     ranked = sorted(
         (choice for choice in run.modes if choice.goodput_fraction is not None),
@@ -260,7 +260,7 @@ def detail_sentences(run: SimulatedRun) -> Iterator[str]:
     )
     if ranked:
         yield (
-            "By mode, at its best interval, from draws of their own: "
+            "Goodput by save mode, each at its best interval and with its own draws: "
             + ", ".join(f"{choice.mode} {(choice.goodput_fraction or 0.0) * 100:.1f} %" for choice in ranked)
             + "."
         )
@@ -270,7 +270,10 @@ def detail_sentences(run: SimulatedRun) -> Iterator[str]:
         spare_texts = ", ".join(
             f"{choice.spares}: {choice.goodput_fraction * 100:.1f} %" for choice in run.spares
         )
-        yield f"Goodput by spare nodes, likewise: {spare_texts}. {cheapest.spares} cost the fewest GPU-hours."
+        yield (
+            f"Goodput by spare nodes, each with its own draws: {spare_texts}. {cheapest.spares} cost the "
+            "fewest GPU-hours."
+        )
     bill = run.bill
     money = "" if bill.money is None else f", {format_amount(bill.money)} {bill.currency}"
     energy = "" if bill.megawatt_hours is None else f", {format_energy(bill.megawatt_hours)}"

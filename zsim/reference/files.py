@@ -18,7 +18,7 @@ from zsim.study.sweep.study_file import study_schema
 
 Schema = dict[str, Any]
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_INHERITED = "as in the file that is extended"
+INHERITED = "as in the file that is extended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def _topology() -> Schema:
     gpu_name = {"type": "string", "description": "a GPU that ships with zsim, or the path of a GPU file"}
     schema["properties"]["gpu"] = {
         "anyOf": [gpu_name, gpu_schema],
-        "description": f"the GPU of every node, or a file's name; left out: {_INHERITED}",
+        "description": f"the GPU of every node, or a file's name; left out: {INHERITED}",
     }
     return schema
 
@@ -110,7 +110,7 @@ def _extendable(schema: Schema, description: str) -> Schema:
     for name in required:
         key_schema = schema["properties"][name]
         key_schema["description"] = (
-            f"{key_schema.get('description', '')}; left out: {_INHERITED}".removeprefix("; ")
+            f"{key_schema.get('description', '')}; left out: {INHERITED}".removeprefix("; ")
         )
     first = {"extends": {"type": "string", "description": f"{description}; left out: the file stands alone"}}
     schema["properties"] = first | schema["properties"]

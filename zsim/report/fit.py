@@ -44,16 +44,16 @@ def fit_of(report: Report) -> Fit:
 def _usage_sentence(report: Report) -> str:
     if report.out_of_memory is not None:
         kind = report.experiment.get("strategy", {}).get("kind", "")  # a recorded job has none
-        return f"{missing_memory(report.out_of_memory, kind)} The times below are as if it fitted"
+        return f"{missing_memory(report.out_of_memory, kind)} The times below assume that it fits"
     sentence = f"{_peak_usage(report)} on the fullest GPU"
     if report.allocator is None:
         return sentence
     sentence += f"; {format_torch_memory(report)}"
     if report.allocator.failures:
-        sentence += "; its allocator finds no room for some requests: see the notes"
+        sentence += "; its allocator finds no room for some requests (see the notes)"
     elif report.allocator.retries:
         lost = format_seconds(report.breakdown.seconds["allocator"])
-        sentence += f"; its allocator runs short and holds the step up for {lost}: see the notes"
+        sentence += f"; its allocator runs short, which delays the step by {lost} (see the notes)"
     return sentence
 
 
@@ -113,9 +113,9 @@ def format_torch_memory(report: Report) -> str:
 
 
 _BREAKS = {
-    BUILDING: "It breaks before the first step, while the optimizer's states are made",
-    FIRST_FORWARD: "It breaks in the first step, before the optimizer's states are made",
-    FIRST_UPDATE: "It breaks in the first update, while the optimizer's states are made",
+    BUILDING: "It runs out of memory before the first step, while the optimizer's states are made",
+    FIRST_FORWARD: "It runs out of memory in the first step, before the optimizer's states are made",
+    FIRST_UPDATE: "It runs out of memory in the first update, while the optimizer's states are made",
 }
 _DEVICE_LABELS = {"gpu": "a GPU", "host": "a node's host"}
 _LEAST_FRACTION = 0.5  # of a tier's capacity: a moment that needs less troubles nobody
@@ -178,8 +178,8 @@ def breaking_sentence(report: Report) -> str:
         return ""
     sizes = [format_bytes(moment_of_name[name].gpu_bytes or 0) for name in (FIRST_FORWARD, FIRST_UPDATE)]
     return (
-        f"It breaks in the second step: the first one's forward and backward need {sizes[0]}, since the "
-        f"optimizer's states are not made yet, and its update {sizes[1]}"
+        f"It runs out of memory in the second step: the first one's forward and backward need {sizes[0]}, "
+        f"as the optimizer's states are not made yet, and its update {sizes[1]}"
     )
 
 

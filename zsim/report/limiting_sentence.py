@@ -70,8 +70,8 @@ def overlap_doubt_sentence(framework: str, step_seconds: float, without_overlap:
     if without_overlap is None or without_overlap < step_seconds * (1 + _WORTH_SAYING):
         return ""
     return (
-        f" If no communication were hidden, the step would be {format_seconds(without_overlap)}; most "
-        f"published runs of {framework} over several nodes are nearer to that."
+        f" Without overlap the step would take {format_seconds(without_overlap)}; most published runs of "
+        f"{framework} on several nodes are closer to that."
     )
 
 

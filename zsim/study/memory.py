@@ -239,9 +239,9 @@ class MemoryVariants(DisplayableList[Variant]):
         words = {variant.verdict.word for variant in self.items if variant.profiled is not None}
         yield from mark_meanings(words)
         if self.by == "time" and "does not fit" in words:
-            yield "Where it does not fit, the step is as if it did."
+            yield "The steps of jobs that do not fit assume that they do."
         if self.by != "time" and words - {"does not fit"}:
-            yield "Judged by tensors; whether torch's allocator runs short, --by time marks (~)"
+            yield "Judged by tensors alone; --by time also marks where torch's allocator runs short"
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The array that `zsim memory --vary ... --json` writes."""

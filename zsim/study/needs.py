@@ -61,7 +61,7 @@ class Need:
 
     def sentence(self) -> str:
         """E.g. "drives: 19 drives instead of 8 would hide the offloading: 420 ms instead of 606 ms per step".
-        Where stalls remain, e.g. "cpu: 480 GB/s instead of 240 would shorten the step, more alone would not".
+        Where stalls remain, e.g. "cpu: up to 480 GB/s instead of 240 would shorten the step".
         """
         best, now = format_seconds(self.best_step_seconds), format_seconds(self.step_seconds)
         if self.is_hidden:
@@ -72,11 +72,11 @@ class Need:
                 f"the offloading: {best} instead of {now} per step"
             )
         if self.is_enough:
-            comparison = f"more than the {self.available:.4g} {self.unit} do not help alone: {now} per step"
+            comparison = f"more than {self.available:.4g} {self.unit} does not help by itself: {now} per step"
         else:
             comparison = (
-                f"{self.needed:.4g} {self.unit} instead of {self.available:.4g} would shorten the step, more "
-                f"alone would not: {best} instead of {now}"
+                f"up to {self.needed:.4g} {self.unit} instead of {self.available:.4g} would shorten the "
+                f"step: {best} instead of {now}"
             )
         return f"{self.resource}: {comparison}, of which {self._stalls()}"
 

@@ -217,7 +217,7 @@ def _results() -> list[Any]:
                 ),
             ],
         ),
-        _card("Take it along", [html.Div(id="files")]),
+        _card("Downloads", [html.Div(id="files")]),
     ]
 
 

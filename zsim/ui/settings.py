@@ -135,7 +135,7 @@ def _interval(prediction: Prediction, slowest: float) -> Any:
     from dash import html
 
     if prediction.step_seconds_range is None or not slowest:
-        return "no validated run is like it"
+        return "no similar validated run"
     low, high = prediction.step_seconds_range
     span = {"left": f"{low / slowest:.2%}", "width": f"{(high - low) / slowest:.2%}"}
     marks = [html.I(style=span), html.B(style={"left": f"{prediction.step_seconds / slowest:.2%}"})]

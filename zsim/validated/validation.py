@@ -161,7 +161,7 @@ def _count_less_similar(features: Features, runs: ValidatedRuns, num_similar: in
 def regime_of(features: Features, cell: int = 0) -> str:
     """The features that the runs of a cell share: "FSDP, several nodes, H100, bound by kernels"."""
     if cell >= FIRST_DISSIMILAR_CELL:
-        return "no validated run is like it"
+        return "no similar validated run"
     words = [features.framework, "several nodes" if features.is_several else "one node"]
     words += [features.strategy] if features.strategy != features.framework else []
     words += ["mixture of experts"] if features.is_mixture else []
@@ -178,8 +178,8 @@ def describe_unexplained(validation: Validation) -> str:
     if abs(share) < 0.05:
         return ""
     return (
-        f"not explained: measured steps ({regime}) are {abs(share):.0%} "
-        f"{'longer' if share > 0 else 'shorter'} than predicted in the mean of sources; the range counts it"
+        f"unexplained: measured steps ({regime}) are on average {abs(share):.0%} "
+        f"{'longer' if share > 0 else 'shorter'} than predicted; the range includes this"
     )
 
 
@@ -195,9 +195,9 @@ def _format_three_digits(value: float) -> str:
 
 
 def format_validation(validation: Validation, step_seconds: float) -> str:
-    """E.g. "9.14 to 10.9 s (80 %), by 14 runs like it"."""
-    text = f"{format_range(validation.range_of(step_seconds))} (80 %), by "
+    """E.g. "9.14 to 10.9 s (80 %), from 14 similar runs"."""
+    text = f"{format_range(validation.range_of(step_seconds))} (80 %), from "
     if not validation.runs:
-        return text + "runs that are not like it"
-    text += f"{validation.runs:,} run{'s' if validation.runs > 1 else ''} like it"
-    return text + (f" and {validation.runs_less_alike:,} less alike" if validation.runs_less_alike else "")
+        return text + "dissimilar runs"
+    text += f"{validation.runs:,} similar run{'s' if validation.runs > 1 else ''}"
+    return text + (f" and {validation.runs_less_alike:,} less similar" if validation.runs_less_alike else "")

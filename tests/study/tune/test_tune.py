@@ -64,7 +64,8 @@ def test_the_counts_of_configurations_add_up(tuned: TuneResult, make_tiny: Tiny)
     text = " ".join(tuned.lines())
     assert f"{found.num_candidates} configurations: {parts[0]} do" in text
     assert f"{parts[1]} cannot be faster" in text
-    shown = f"{parts[3]} simulated ({tuned.num_simulated} steps in all, with what was given and variations)"
+    steps = f"{tuned.num_simulated} steps in all, with the given configuration and variations"
+    shown = f"{parts[3]} simulated ({steps})"
     assert shown in text
     kept = tune(make_tiny({"stage": 3}), keep=("all",))
     assert "1 configuration: 0 do not fit, 0 cannot be faster, 1 simulated" in " ".join(kept.lines())

@@ -19,9 +19,7 @@ class DdpTable(StrategyTable):
         "Megatron's, or ZeRO as in its paper"
     )
     bucket_cap_mb: float = Field(default=25.0, gt=0, le=1e9, description="MiB of gradients in a bucket")
-    gradient_as_bucket_view: bool = Field(
-        default=False, description="gradients live in the buckets, not beside them"
-    )
+    gradient_as_bucket_view: bool = Field(default=False, description="gradients are views of the buckets")
     no_sync: bool = Field(default=True, description="gradients are reduced after the last micro-batch only")
     optimizer_in_backward: bool = Field(
         default=False, description="on one GPU, each tensor is updated once its gradient is ready, then freed"

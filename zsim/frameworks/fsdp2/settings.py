@@ -34,10 +34,10 @@ class Fsdp2Table(FsdpTable):
     )
     offload_states: bool = Field(
         default=False,
-        description="optimizer states wait in host memory, and are on the GPU while they are updated there",
+        description="optimizer states are in host memory between updates, which run on the GPU",
     )
     precompute_fp8_scales: bool = Field(
-        default=False, description="the scales of all fp8 weights are agreed on at once, behind the update"
+        default=False, description="one all-reduce of the scales of all fp8 weights, after the update"
     )
 
     @field_validator("reshard_after_forward", mode="before")

@@ -23,7 +23,7 @@ class Axolotl(ValuesProgram):
     yaml_marks = ("base_model", "micro_batch_size", "sequence_len")
     release = "axolotl 067b021c (July 2026)"
     recognised_by = (
-        "`base_model` beside another key of axolotl's (micro_batch_size, sequence_len, datasets, ...)"
+        "`base_model` with another key of axolotl's (micro_batch_size, sequence_len, datasets, ...)"
     )
 
     def recognises(self, source: ProgramSource) -> bool:

@@ -12,7 +12,7 @@ class Lingua(MarkedProgram):
     file_nouns = ("lingua YAML",)
     reads = "a lingua YAML"
     release = "lingua of June 2025 (437d680e)"
-    recognised_by = "`distributed` with fsdp_type or dp_shard, or `model.dim` beside `data` and `dump_dir`"
+    recognised_by = "`distributed` with fsdp_type or dp_shard, or `model.dim` with `data` and `dump_dir`"
 
 
 PROGRAM = Lingua()

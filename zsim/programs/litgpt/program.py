@@ -18,7 +18,7 @@ class LitGpt(ValuesProgram):
     yaml_marks = ("checkpoint_dir",)
     release = "litgpt 0.5.13 (26857050)"
     recognised_by = (
-        "`checkpoint_dir` or `model_name` beside `train` with a global_batch_size or micro_batch_size"
+        "`checkpoint_dir` or `model_name` with `train` with a global_batch_size or micro_batch_size"
     )
 
     def recognises(self, source: ProgramSource) -> bool:

@@ -32,7 +32,7 @@ class MsSwift(ValuesProgram):
     yaml_marks = ("tuner_type", "train_type")
     release = "ms-swift 4.6.0.dev0 (3602360a)"
     recognised_by = (
-        "`tuner_type` (older: train_type, sft_type) or another key of its own, beside `model`; one with "
+        "`tuner_type` (older: train_type, sft_type) or another key of its own, with `model`; one with "
         "`micro_batch_size` or `global_batch_size` is Megatron-SWIFT's, which has the fields of "
         "Megatron-Core's configurations and the keys of adapters"
     )

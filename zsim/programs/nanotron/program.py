@@ -12,7 +12,7 @@ class Nanotron(MarkedProgram):
     file_nouns = ("nanotron YAML",)
     reads = "a nanotron YAML"
     release = "nanotron of April 2026 (2411b022)"
-    recognised_by = "`parallelism` with dp, tp and pp, beside `tokens`"
+    recognised_by = "`parallelism` with dp, tp and pp, with `tokens`"
 
 
 PROGRAM = Nanotron()

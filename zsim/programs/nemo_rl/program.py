@@ -16,9 +16,7 @@ class NemoRl(MarkedProgram):
     file_nouns = ("NeMo-RL YAML",)
     reads = "a NeMo-RL YAML"
     release = "NeMo-RL of August 2026 (7ea279ab)"
-    recognised_by = (
-        "a key of its policy (train_global_batch_size, dtensor_cfg, ...), or `policy` beside `grpo`"
-    )
+    recognised_by = "a key of its policy (train_global_batch_size, dtensor_cfg, ...), or `policy` with `grpo`"
 
     def recognises(self, source: ProgramSource) -> bool:
         """Whether the file has marks of its own, or the files that its `defaults` name have."""

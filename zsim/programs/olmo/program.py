@@ -13,7 +13,7 @@ class Olmo(MarkedProgram):
     reads = "an OLMo YAML"
     release = "OLMo 0.6 (59a53e3f)"
     recognised_by = (
-        "`device_train_microbatch_size` beside `fsdp` or a key of its model (block_type, mlp_ratio, ...)"
+        "`device_train_microbatch_size` with `fsdp` or a key of its model (block_type, mlp_ratio, ...)"
     )
 
 

@@ -12,7 +12,7 @@ class PrimeRl(MarkedProgram):
     file_nouns = ("prime-rl TOML",)
     reads = "a prime-rl TOML"
     release = "prime-rl of August 2026 (559b4477)"
-    recognised_by = "`orchestrator` beside another table of its own, `model.seq_len`, or `data.batch_size`"
+    recognised_by = "`orchestrator` with another table of its own, `model.seq_len`, or `data.batch_size`"
 
 
 PROGRAM = PrimeRl()

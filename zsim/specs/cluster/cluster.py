@@ -162,7 +162,7 @@ class Nvme(Table):
         default=1.0,
         ge=1,
         le=2,
-        description="how far reads and writes add up: 1 the drive does one or the other, 2 both in full",
+        description="rate of simultaneous reads and writes over one alone: 1 to 2",
     )
     attached: Literal["host", "switch"] = Field(
         default="host", description="to the host, or under the GPUs' PCIe switches"
@@ -189,8 +189,7 @@ class FrameworkMemory(Table):
     )
     exchange_peer: Bytes = Field(
         default=0,
-        description="what a communicator that exchanges all to all has besides, for every other GPU of the "
-        "node in it",
+        description="added to an all-to-all communicator, for every other GPU of the node",
     )
     least_communicator: Bytes | None = Field(
         default=None,

@@ -120,9 +120,7 @@ class CollectiveCosts(Table):
         description='the GPUs that the tuning model is of; left out: for `choice` "fastest", which needs '
         "none",
     )
-    message_delay: Seconds = Field(
-        default=0.0, description="what a message from one rank to another on another node takes besides"
-    )
+    message_delay: Seconds = Field(default=0.0, description="added to every message between nodes")
     channels: int = Field(default=16, gt=0, description="NCCL's channels, for its tuning model")
     measured_on: LinkLatencies | None = Field(
         default=None, description="link latencies that the rounds contain; longer links lengthen them"

@@ -39,8 +39,7 @@ class PlacementTable(StrictTable):
 
     fabric_nodes: Count | None = Field(
         default=None,
-        description="nodes of the whole fabric, of which the job uses some; left out: as many as "
-        "the job needs",
+        description="nodes of the whole fabric; left out: those of the job",
     )
     nodes: tuple[Number, ...] | None = Field(
         default=None,
@@ -53,7 +52,7 @@ class PlacementTable(StrictTable):
     )
     seed: Number | None = Field(
         default=None,
-        description='seed of policy "random", which needs one; left out: the others draw nothing',
+        description='seed of policy "random"; left out: not used',
     )
     gpus_per_node: tuple[Count, ...] | None = Field(
         default=None,

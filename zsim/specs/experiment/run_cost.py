@@ -26,11 +26,11 @@ class CostTable(StrictTable):
     currency: str = Field(default="USD", description="the money's name")
     tokens: Annotated[Tokens, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None,
-        description='tokens to train on in all, as 1e12 or "15T"; left out: the bill is of one step',
+        description="tokens to train on; left out: the bill is of one step",
     )
     samples: Annotated[Tokens, Field(ge=1, allow_inf_nan=False), AfterValidator(_whole)] | None = Field(
         default=None,
-        description="sequences of the data set, instead of its tokens; left out: tokens say how far it goes",
+        description="sequences of the data set; left out: `tokens`",
     )
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1.0, description="how often `tokens` or `samples` are trained on"

@@ -117,7 +117,7 @@ class ExperimentFile(StrictTable):
     jitter: Lazy[JitterTable] = Field(
         default=JitterTable.model_construct(), description="what varies from step to step"
     )
-    jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
+    jobs: dict[str, dict[str, Any]] = Field(default={}, description="other jobs on the same fabric, by name")
     training: TrainingTable = Field(
         default=TrainingTable.model_construct(),
         description="batch, precision, what is recomputed, the optimizer",
@@ -146,11 +146,10 @@ class ExperimentFile(StrictTable):
         default=None,
         description="reinforcement learning: an engine's rollouts, then updates by this job",
     )
-    notes: tuple[str, ...] = Field(default=(), description="said again by every report")
+    notes: tuple[str, ...] = Field(default=(), description="notes that every report repeats")
     program: Program | None = Field(
         default=None,
-        description="the program whose file it was; zsim tune proposes what that can be told; left out: "
-        "zsim's own file",
+        description="the program whose file this was, which limits what `zsim tune` proposes; left out: none",
     )
 
 

@@ -25,7 +25,7 @@ class TrainerTable(StrictTable):
 
     metrics_per_micro_batch: _Metrics = Field(
         default=0,
-        description="how often the loss of the logits is computed again after each backward, for logging",
+        description="extra computations of the loss per micro-batch, for logging",
     )
     holds_logits: Literal["no", "as they are", "in fp32"] = Field(
         default="no",
@@ -34,11 +34,11 @@ class TrainerTable(StrictTable):
     )
     unpads_attention: bool = Field(
         default=False,
-        description="q, k and v are gathered by a padding mask before attention, even without padding",
+        description="attention gathers q, k and v by a padding mask, even without padding",
     )
     reads_sequence_lengths: bool = Field(
         default=False,
-        description="the host reads from the GPU before every attention, and cannot run ahead of the layer",
+        description="the host waits for the GPU before every attention",
     )
 
     @model_validator(mode="after")

@@ -27,14 +27,14 @@ class ParallelismTable(StrictTable):
     passes micro-batches in each.
     """
 
-    tensor: Count = Field(default=1, description="ranks that share every layer's products")
+    tensor: Count = Field(default=1, description="tensor-parallel ranks")
     sequence_parallel: StrictBool | None = Field(
         default=None,
         description="norms and residuals on a part of the sequence each; left out: "
         + left_out("parallelism.sequence_parallel"),
     )
     async_tensor: StrictBool = Field(
-        default=False, description="products and their collectives cut into pieces that overlap"
+        default=False, description="overlap tensor-parallel collectives with products, piece by piece"
     )
     overlap_tensor_reduce: StrictBool | None = Field(
         default=None, description="sum inputs' gradients beneath weights' products; left out: by the release"
@@ -44,10 +44,12 @@ class ParallelismTable(StrictTable):
         description="products that read one input reduce its gradient, and unless compiled gather it, each "
         "by itself, as torch's `ColwiseParallel` alone does",
     )
-    loss_parallel: StrictBool = Field(default=True, description="the loss sees a part of the vocabulary each")
-    pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
+    loss_parallel: StrictBool = Field(
+        default=True, description="each tensor-parallel rank computes the loss of its part of the vocabulary"
+    )
+    pipeline: Count = Field(default=1, description="pipeline-parallel ranks")
     schedule: ScheduleName | None = Field(
-        default=None, description="order of a pipeline's work; left out: the framework's"
+        default=None, description="pipeline schedule; left out: the framework's"
     )
     schedule_csv: str | None = Field(
         default=None, description="a schedule in torch's CSV format; left out: `schedule`"
@@ -72,26 +74,26 @@ class ParallelismTable(StrictTable):
         "head or nothing alone; left out: equal parts, but for the two keys above",
     )
     passes: Count = Field(
-        default=1, description="whole pipelines per step, which share its micro-batches evenly"
+        default=1, description="pipeline passes per step, which divide its micro-batches evenly"
     )
-    context: Count = Field(default=1, description="ranks that share every sequence")
+    context: Count = Field(default=1, description="context-parallel ranks")
     context_method: ContextMethod | None = Field(
         default=None,
         description="how attention sees whole sequences; left out: the framework's own: "
         + left_out("parallelism.context_method")
         + "; layers with a window need 'all-gather' or 'all-to-all', torch's are FlexAttention then",
     )
-    expert: Count = Field(default=1, description="ranks that share every layer's routed experts")
+    expert: Count = Field(default=1, description="expert-parallel ranks")
     expert_tensor: Count | None = Field(
         default=None,
         description="ranks that share an expert's products; left out: "
         + left_out("parallelism.expert_tensor"),
     )
     dispatcher: Dispatcher | None = Field(
-        default=None, description="what brings tokens to experts; left out: the framework's own"
+        default=None, description="how tokens are dispatched to experts; left out: the framework's"
     )
     capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="rows that an expert takes, over the mean; left out: all"
+        default=None, description="capacity of an expert over the mean load; left out: no limit"
     )
     expert_imbalance: (
         Annotated[float, Field(ge=1)] | tuple[Annotated[float, Field(ge=0)], ...] | str | None

@@ -313,8 +313,8 @@ def _method(rents: RentResult) -> str:
     dates = sorted({price.date for price in used if price is not None and price.date})
     period = "" if not dates else f" of {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
     return (
-        f"A coarse search: {rents.num_checked:,} configurations checked, {rents.num_simulated:,} steps "
-        f"simulated, by {' and '.join(rents.question.kinds)}; `zsim tune --cluster NAME --gpus N` refines "
+        f"A coarse search over {' and '.join(rents.question.kinds)}: {rents.num_checked:,} configurations "
+        f"checked, {rents.num_simulated:,} steps simulated. `zsim tune --cluster NAME --gpus N` refines "
         f"one. List prices{period} on demand: zsim/presets/{PRICES.name}"
     )
 

@@ -74,7 +74,7 @@ def bar_table(bars: Sequence[SensitivityBar], step_seconds: float, medium: Mediu
         ItemColumn("", lambda bar: bar.variation.name, is_left=True),
         ItemColumn("kind", lambda bar: bar.variation.kind, is_left=True, where="page"),
         ItemColumn("value", lambda bar: f"{_format_number(bar)} {bar.variation.unit}".strip()),
-        ItemColumn("turned, %", _format_factors),
+        ItemColumn("varied, %", _format_factors),
         ItemColumn("step, %", lambda bar: bar.error or _format_changes(bar, step_seconds)),
         ItemColumn("key", _format_keys, is_left=True, where="page"),
     ]
@@ -241,7 +241,7 @@ class SensitivityResult(Displayable):
         moving = [bar for bar in self.bars if bar.error is None and not is_idle(bar, self.step_seconds)]
         yield from _table(moving, self.step_seconds)
         if any(bar.variation.is_spread_stated for bar in moving):
-            yield "* over the spread that is stated of it"
+            yield "* over its stated range"
         for bar in self.bars:
             if bar.error is not None:
                 yield from paragraph(f"{bar.variation.name}: {bar.error}", indent=2)

@@ -192,7 +192,7 @@ def subject(tuning: TuneResult) -> str:
 
 
 def verdict(tuning: TuneResult) -> str:
-    """The result in one line, e.g. "fastest: 4.44 s per step, 12.1 % less than the 5.05 s given"."""
+    """The result in one line, e.g. "fastest: 4.44 s per step instead of 5.05 s, 12.1 % less"."""
     best = tuning.best[0]
     text = f"{tuning.goal}: {format_seconds(best.seconds)} per step"
     if tuning.given is None:
@@ -208,7 +208,7 @@ def verdict(tuning: TuneResult) -> str:
     if gain <= 5e-4:
         return f"{text}, as given"
     doubt = "" if is_distinguishable(best.row, tuning.given.row) else f": {NO_DIFFERENCE}"
-    return f"{text}, {format_percent(gain)} less than the {given_text} given{doubt}"
+    return f"{text} instead of {given_text}, {format_percent(gain)} less{doubt}"
 
 
 def given_words(tuning: TuneResult) -> str:
@@ -373,7 +373,7 @@ def _counts(tuning: TuneResult) -> str:
     text += ", ".join(counts)
     if tuning.num_simulated == search_result.num_simulated:
         return text
-    return f"{text} ({tuning.num_simulated:,} steps in all, with what was given and variations)"
+    return f"{text} ({tuning.num_simulated:,} steps in all, with the given configuration and variations)"
 
 
 def _reasons(refused: Mapping[str, int]) -> Sequence[tuple[str, int]]:

@@ -64,17 +64,17 @@ class MegatronTable(StrategyTable):
     )
     cuda_graph: StrictBool = Field(
         default=False,
-        description="the whole step is one CUDA graph, which spares the host the layers' Python",
+        description="the whole step is one CUDA graph",
     )
     cuda_graph_modules: tuple[GraphModule, ...] = Field(
         default=(),
-        description="parts of every layer that are CUDA graphs, which spare the host their Python",
+        description="parts of every layer that are CUDA graphs",
     )
     skips_update: StrictBool = Field(
-        default=False, description="the loss scale still falls: gradients overflow, and no update is made"
+        default=False, description="simulate a step whose gradients overflow: no update"
     )
     gradient_accumulation_fusion: StrictBool = Field(
-        default=True, description="the product for a weight's gradient adds it to the buffer"
+        default=True, description="the weight-gradient product adds to the gradient buffer"
     )
     check_for_nan: StrictBool = Field(
         default=True, description="the host reads the norm of every bucket before it is reduced"
@@ -94,14 +94,14 @@ class MegatronTable(StrategyTable):
     )
     fsdp_unit_size: Annotated[int, Field(gt=0, strict=True)] | None = Field(
         default=None,
-        description="elements of gradients on their way, and twice those gathered ahead; left out: a "
-        "billion, or two layers. Of Megatron-FSDP",
+        description="elements of gradients in flight under Megatron-FSDP; twice as many are gathered ahead; "
+        "left out: a billion, or two layers",
     )
     fsdp_double_buffer: StrictBool = Field(
-        default=False, description="layers are gathered into, and reduced from, two buffers that stay"
+        default=False, description="two persistent buffers for gathers and reductions"
     )
     fsdp_gather_group: StrictBool = Field(
-        default=False, description="gathers have a communicator of their own, beside that of reductions"
+        default=False, description="separate communicators for gathers and reductions"
     )
     gradient_reduce_div_fusion: StrictBool = Field(
         default=True, description="NCCL scales fp32 gradients as it sums them up, under Megatron-FSDP"
@@ -154,53 +154,51 @@ class MegatronTable(StrategyTable):
         default=False, description="the weights of fp8 products are kept and gathered in fp8"
     )
     tp_only_amax_red: StrictBool = Field(
-        default=False, description="delayed scales agree among tensor- and context-parallel ranks alone"
+        default=False,
+        description="reduce delayed scaling's maxima over tensor- and context-parallel ranks only",
     )
     moe_grouped_gemm: StrictBool = Field(
         default=False, description="the products of all local experts run as one kernel"
     )
     moe_permute_fusion: StrictBool = Field(
-        default=False, description="rows are brought into the order of experts by fused kernels"
+        default=False, description="fused kernels permute tokens into the order of experts"
     )
     enable_experimental: StrictBool = Field(
         default=False,
-        description="experimental kernels: with moe_permute_fusion, one makes the map of rows to experts "
-        "behind DeepEP, which otherwise masks make that the host waits for",
+        description="experimental kernels: with moe_permute_fusion and DeepEP, the host does not wait for"
+        " the routing map",
     )
     moe_router_padding: StrictBool = Field(
         default=False,
-        description="experts' rows come up to what quantised products want in the routing map, not by copies",
+        description="pad experts' rows for quantised products in the routing map, not by copies",
     )
     moe_router_dtype: Literal["fp32", "fp64"] | None = Field(
         default=None, description="the type of the router's product and scores; left out: the model's"
     )
-    moe_aux_loss: StrictBool = Field(default=False, description="a loss balances the experts")
-    moe_pad_to_capacity: StrictBool = Field(
-        default=False, description="every expert's rows are filled up to its capacity"
-    )
+    moe_aux_loss: StrictBool = Field(default=False, description="an auxiliary loss balances the experts")
+    moe_pad_to_capacity: StrictBool = Field(default=False, description="pad every expert to its capacity")
     mtp_layers: Annotated[int, Field(ge=0, le=64, strict=True)] = Field(
         default=0, description="layers of multi-token prediction behind the model's own"
     )
     overlap_shared_experts: StrictBool = Field(
         default=False,
-        description="shared experts run on a stream of their own, beside routed rows' exchanges",
+        description="shared experts run on a separate stream, during token exchanges",
     )
     overlap_expert_parallel: StrictBool = Field(
         default=False,
-        description="exchanges of one micro-batch's experts run beside another's layers",
+        description="overlap one micro-batch's token exchanges with another's layers",
     )
     delay_wgrad_compute: StrictBool = Field(
-        default=False, description="beside them, the gradients of weights run in places of their own"
+        default=False, description="compute weight gradients separately, with overlap_expert_parallel"
     )
     deterministic_mode: StrictBool = Field(
         default=False,
-        description="layers and their experts take the host longer; before Hopper, and with dropout on "
-        "Blackwell, attention is FlashAttention-2's deterministic one",
+        description="deterministic kernels: more host time; FlashAttention-2's before Hopper, and on "
+        "Blackwell with dropout",
     )
     distribute_saved_activations: StrictBool = Field(
         default=False,
-        description="tensor-parallel ranks keep a part each of the input of recomputed layers, and gather it "
-        "before they run them again",
+        description="tensor-parallel ranks each keep a part of recomputed layers' inputs",
     )
     timing_log_level: Literal[0, 1, 2] = Field(
         default=0,
@@ -216,7 +214,8 @@ class MegatronTable(StrategyTable):
     )
     muon_tp_mode: Literal["blockwise", "duplicated", "distributed"] = Field(
         default="blockwise",
-        description="Muon: tensor-parallel ranks orthogonalise their parts, each the whole, or it together",
+        description="Muon under tensor parallelism: orthogonalise parts, the whole on each rank, or the "
+        "whole together",
     )
     muon_split_qkv: StrictBool = Field(
         default=True, description="Muon: fused queries, keys and values are three matrices"
@@ -229,11 +228,11 @@ class MegatronTable(StrategyTable):
     )
     muon_nesterov: StrictBool = Field(default=False, description="Muon: Nesterov's momentum")
     muon_scalar_optimizer: Literal["adam", "lion"] = Field(
-        default="adam", description="Muon: the optimizer of all that is no matrix"
+        default="adam", description="Muon: the optimizer of parameters that are not matrices"
     )
     transformer_impl: Literal["transformer_engine", "local"] = Field(
         default="transformer_engine",
-        description="whose modules: Transformer Engine's, or Megatron's own, which take the host less",
+        description="modules of Transformer Engine, or Megatron's own, which need less host time",
     )
 
     @property

@@ -49,35 +49,30 @@ class LengthsTable(StrictTable):
 
     documents: Annotated[tuple[Length, ...], Field(min_length=1, max_length=_MAX_LINES)] | None = Field(
         default=None,
-        description="lengths of documents: a list, or a histogram of {length: count}; left out: for a file "
-        "or a law",
+        description="lengths of documents: a list, or a histogram of {length: count}; left out: `file` or"
+        " `law`",
     )
     file: str | None = Field(
         default=None,
-        description="lines of a length and how many documents have it; left out: for documents or a law",
+        description="a file with lines of a length and its number of documents; left out: `documents` or "
+        "`law`",
     )
     law: Literal["constant", "uniform", "exponential", "lognormal"] | None = Field(
-        default=None, description="law that lengths are drawn from; left out: for documents or a file"
+        default=None, description="distribution that lengths are drawn from; left out: `documents` or `file`"
     )
-    mean: Positive | None = Field(
-        default=None, description="mean length of the law; left out: for a law without one"
-    )
-    median: Positive | None = Field(
-        default=None, description="median length of the law; left out: for a law without one"
-    )
+    mean: Positive | None = Field(default=None, description="mean length; left out: not used")
+    median: Positive | None = Field(default=None, description="median length; left out: not used")
     sigma: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="standard deviation of the length's logarithm; left out: for a law without one",
+        description="standard deviation of the length's logarithm; left out: not used",
     )
     low: Length | None = Field(
         default=None,
-        description="shortest document; laws exponential and lognormal leave out shorter ones; left out: a "
-        "token, or for a law without one",
+        description="shortest document; shorter draws are dropped; left out: a token",
     )
     high: Length | None = Field(
         default=None,
-        description="longest document; laws exponential and lognormal leave out longer ones; left out: no "
-        "bound, or for a law without one",
+        description="longest document; longer draws are dropped; left out: no bound",
     )
     batching: Literal["packed", "padded"] = Field(
         default="packed",
@@ -85,7 +80,7 @@ class LengthsTable(StrictTable):
     )
     pad_to: Length = Field(default=1, description="padded lengths are a multiple of this")
     attention_by_document: StrictBool = Field(
-        default=True, description="tokens attend to those of their own document alone"
+        default=True, description="tokens attend only to their own document"
     )
     seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")
 

@@ -26,9 +26,9 @@ class DataTable(StrictTable):
 
     samples_per_second_per_host: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="samples that the loaders of one host make ready; left out: no step waits for data",
+        description="samples that one host's loaders deliver; left out: data is never waited for",
     )
-    prefetch: StrictBool = Field(default=True, description="samples are loaded beside the step before")
+    prefetch: StrictBool = Field(default=True, description="samples are loaded during the previous step")
 
 
 def waiting_seconds(

@@ -127,8 +127,7 @@ class RlLengthsTable(StrictTable):
     )
     correlation: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.3,
-        description="correlation of the logarithms of lengths within a prompt, as hard questions have long "
-        "answers",
+        description="correlation of the logarithms of lengths within a prompt",
     )
     growth: GrowthTable | None = Field(
         default=None, description="responses that get longer over the run; left out: they stay as they are"
@@ -175,14 +174,14 @@ class RolloutTable(StrictTable):
     kv_dtype: Literal["bf16", "fp16", "fp8"] = Field(default="bf16", description="type of keys and values")
     balance: Literal["static", "least-loaded"] | None = Field(
         default=None,
-        description="requests are dealt out beforehand, or go to the replica with the fewest; left out: the "
-        "framework's",
+        description="requests are assigned beforehand, or go to the replica with the fewest; left out: "
+        "the framework's",
     )
     draft_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = Field(
         default=0, description="tokens that speculative decoding proposes per iteration"
     )
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="part of the proposed tokens that is accepted; left out: without proposals"
+        default=None, description="part of the proposed tokens that is accepted; left out: not used"
     )
 
 
@@ -262,7 +261,9 @@ class TurnsTable(StrictTable):
 class RlTable(StrictTable):
     """`[rl]`."""
 
-    algorithm: Algorithm = Field(default="grpo", description="which models and passes there are")
+    algorithm: Algorithm = Field(
+        default="grpo", description="the algorithm, which decides the models and passes"
+    )
     placement: Placement = Field(
         default="colocated",
         description="rollout and training in turn on the same GPUs, in turn on their own, or at the same "
@@ -319,10 +320,10 @@ class RlTable(StrictTable):
         "before it, or are dropped where over_sampling is above 1; left out: the framework's",
     )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
-        default=1.0, description="prompts that are started for each that is trained on"
+        default=1.0, description="prompts started for each one trained on"
     )
     sampling_rounds: Annotated[float, Field(ge=1, le=100)] = Field(
-        default=1.0, description="rollouts of a step, where prompts without variance are drawn again (DAPO)"
+        default=1.0, description="rollouts per step, with DAPO's dynamic sampling"
     )
     lengths: RlLengthsTable = Field(description="tokens of prompts and responses")
     rollout: RolloutTable = Field(default=RolloutTable.model_construct(), description="the engines")

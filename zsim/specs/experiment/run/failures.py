@@ -45,10 +45,10 @@ class CauseTable(FiniteTable):
 
     share: _Rate | None = Field(
         default=None,
-        description="weight among the causes; a count will do; left out: for `per_1000_node_days`",
+        description="weight among the causes, such as a count; left out: `per_1000_node_days`",
     )
     per_1000_node_days: _Rate | None = Field(
-        default=None, description="rate of this cause, in place of a share; left out: for `share`"
+        default=None, description="rate of this cause; left out: `share`"
     )
     keeps_node: bool = Field(
         default=False, description="nothing is replaced: the processes or the machine start again"
@@ -61,12 +61,12 @@ class CauseTable(FiniteTable):
         default=None, description="median of a lognormal law of repair; left out: an exponential law"
     )
     detect: Duration | None = Field(
-        default=None, description="time until it is noticed; left out: as [run.recovery] has it"
+        default=None, description="time until detection; left out: that of [run.recovery]"
     )
     found_later: Duration | None = Field(
         default=None,
-        description="silent corruption: time until it is found; all that is saved between is bad; left out: "
-        "no silent corruption",
+        description="silent corruption: time until it is found, which spoils all saves between; left out:"
+        " none",
     )
 
     @model_validator(mode="after")
@@ -93,17 +93,14 @@ class FailuresTable(Table):
         description="interruptions per 1,000 days of a node of 8 GPUs; other nodes count by their GPUs; "
         'left out: that of the causes, else of "typical"',
     )
-    law: FailureLaw = Field(
-        default="exponential", description="of the time between two failures; weibull starts anew with each"
-    )
+    law: FailureLaw = Field(default="exponential", description="distribution of the time between failures")
     shape: Annotated[float, Field(ge=0.2, le=10)] | None = Field(
         default=None,
-        description="of the weibull law; below 1: failures come in bursts; left out: for the exponential "
-        "law, which has none",
+        description="shape of the Weibull law; below 1: bursts; left out: not used",
     )
     exponent: Annotated[float, Field(ge=0.5, le=3)] = Field(
         default=1.0,
-        description="power of the number of GPUs that the rate grows with, above `exponent_above_gpus`",
+        description="exponent of the rate's growth with GPUs, above `exponent_above_gpus`",
     )
     exponent_above_gpus: _Nodes = Field(
         default=32_768, description="GPUs up to which the rate grows in proportion"
@@ -256,7 +253,7 @@ class RecoveryTable(FiniteTable):
     )
     crash_detect: Duration = Field(default=30.0, description="time until a crash is noticed")
     hang_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.1, description="failures that nobody reports, so that ranks wait for a collective"
+        default=0.1, description="failures that nobody reports: ranks wait for a collective"
     )
     hang_timeout: Duration | None = Field(
         default=None, description="time until such a collective gives up; left out: the framework's own"

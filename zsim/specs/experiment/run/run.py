@@ -114,20 +114,20 @@ class TrainingRunTable(FiniteTable):
 
     tokens: _Tokens | None = Field(
         default=None,
-        description='tokens of the run, as 1e12 or "15T"; left out: steps, days or phases say how far',
+        description="tokens of the run; left out: `steps`, `days` or `phases`",
     )
     steps: _Count | None = Field(
         default=None,
-        description="steps of the run, in place of tokens; left out: tokens, days or phases say how far",
+        description="steps of the run; left out: `tokens`, `days` or `phases`",
     )
     days: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="days on the clock, in place of tokens; left out: tokens, steps or phases say how far",
+        description="days of the run; left out: `tokens`, `steps` or `phases`",
     )
     seeds: Annotated[int, Field(gt=0, le=MAX_SEEDS, strict=True)] = Field(
         default=100, description="runs that are drawn"
     )
-    seed: Annotated[int, Field(ge=0, strict=True)] = Field(default=1, description="of the first run")
+    seed: Annotated[int, Field(ge=0, strict=True)] = Field(default=1, description="seed of the first run")
     checkpoint: CheckpointTable = Field(
         default=CheckpointTable.model_construct(), description="what is saved, how often, and how"
     )

@@ -120,8 +120,12 @@ class TrainingTable(StrictTable):
         description="sounds of samples, of a model with an audio tower; left out: one of 1.28 seconds in "
         "each micro-batch",
     )
-    bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
-    bf16_last_layers: int = Field(default=0, ge=0, strict=True, description="the same, at the end")
+    bf16_first_layers: int = Field(
+        default=0, ge=0, strict=True, description="first layers kept in bf16 under fp8"
+    )
+    bf16_last_layers: int = Field(
+        default=0, ge=0, strict=True, description="last layers kept in bf16 under fp8"
+    )
     activation_checkpointing: Checkpointing = Field(
         default="none",
         description="what backward computes again: nothing, the core of attention, every second "
@@ -173,18 +177,17 @@ class TrainingTable(StrictTable):
     lora: Lazy[LoraTable] | None = None
     reference: Literal["copy", "base"] | None = Field(
         default=None,
-        description="a frozen model whose probabilities of the same sequences the loss asks for, as in DPO: "
-        'a "copy" of the model on every rank, or with adapters the "base" without them; left out: none',
+        description='frozen reference model, as in DPO: a "copy" on every rank, or the "base" without its'
+        " adapters; left out: none",
     )
     reference_forwards: Count = Field(
         default=1,
-        description="forwards of a micro-batch without gradients beside the trained one, by `reference`: 3 "
-        "of KTO, which also asks both models for mismatched pairs",
+        description="forward passes without gradients per micro-batch, under `reference`; KTO has 3",
     )
     labels: Count | None = Field(
         default=None,
-        description="outputs of a head in place of the vocabulary's, as of reward models (1) and "
-        "classifiers; left out: a language model's head",
+        description="outputs of the head: 1 of a reward model, the classes of a classifier; left out: the"
+        " vocabulary",
     )
     frozen: tuple[str, ...] = Field(
         default=(),
@@ -200,7 +203,9 @@ class TrainingTable(StrictTable):
         description="where a paged optimizer's states are between steps; left out: on the GPU where they "
         "have room, else in host memory",
     )
-    stochastic_rounding: bool = Field(default=False, description="torchao's optimizers write bf16 weights so")
+    stochastic_rounding: bool = Field(
+        default=False, description="torchao's optimizers round bf16 weights stochastically"
+    )
     gradient_clipping: float | None = Field(
         default=None,
         ge=0,
@@ -223,13 +228,14 @@ class TrainingTable(StrictTable):
         "layer by itself",
     )
     recompute_layers: Count | None = Field(
-        default=None, description="how many layers a group, or the first of a stage, are; left out: 1"
+        default=None, description="layers of a group, or first layers of a stage; left out: 1"
     )
     checkpoint_stops_early: bool = Field(
-        default=True, description="recompute only until all that backward needs is there"
+        default=True, description="stop recomputing once backward has all it needs"
     )
     checkpoint_is_reentrant: bool = Field(
-        default=False, description="hold a block's second output during its backward: `use_reentrant=True`"
+        default=False,
+        description="`use_reentrant=True`, which holds a block's recomputed output during its backward",
     )
     checkpoint_offload: CheckpointOffload | None = Field(
         default=None,
@@ -239,8 +245,8 @@ class TrainingTable(StrictTable):
     )
     mlp_tiles: Count | Literal["auto"] | None = Field(
         default=None,
-        description="parts of a rank's tokens in which MLPs are computed, one after the other; auto: so that "
-        "each has as many tokens as the model has features; left out: all at once",
+        description="tiles in which MLPs compute a rank's tokens; auto: tiles of as many tokens as the "
+        "model has features; left out: 1",
     )
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
         default="fused", description=phrase("training.optimizer_implementation")
@@ -251,19 +257,19 @@ class TrainingTable(StrictTable):
         description=f"what {phrase('training.stored_dtype')} keep weights, gradients and optimizer states in",
     )
     expandable_segments: bool = Field(
-        default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        default=False, description="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     )
     max_split_size_mb: int | None = Field(
         default=None, gt=20, strict=True,
-        description="the run has PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb so: MiB from which on a block of "
-        "the allocator is not split; left out: all are",
+        description="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb: larger blocks are not split; left out: "
+"all are split",
     )  # fmt: skip
     roundup_power2_divisions: int = Field(
         default=1, ge=1, strict=True,
-        description="the run has PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions so: parts of a power of "
-        "two to which sizes are rounded up, itself a power of two; 1: they are rounded to 512 bytes",
+        description="PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions, a power of two; 1: sizes are "
+"rounded to 512 bytes",
     )  # fmt: skip
     device_max_connections: int = Field(
         default=DEFAULT_CONNECTIONS, ge=1, le=MAX_CONNECTIONS, strict=True,
-        description="the run has CUDA_DEVICE_MAX_CONNECTIONS so: hardware queues that its streams share",
+        description="CUDA_DEVICE_MAX_CONNECTIONS: hardware queues that streams share",
     )  # fmt: skip
