@@ -11,6 +11,7 @@ import pytest
 from zsim.api import simulate
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective
+from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -42,7 +43,7 @@ def saved_bytes(*, inputs_have_gradients: bool, **lora: Any) -> int:
     """Bytes that all modules but head and loss keep; with checkpointing transformers makes the embedding's
     output require a gradient, and here everything is kept nevertheless."""
     checkpointing = {"activation_checkpointing": "full"} if inputs_have_gradients else {}
-    found = job({"kind": "ddp"}, 1, stored_dtype="bf16", lora=lora, **checkpointing)
+    found = job({"kind": "ddp"}, 1, stored_dtype="bf16", lora={"dtype": "fp32", **lora}, **checkpointing)
     workload = make_workload(found.model, replace(found.training, activation_checkpointing="none"))
     calls = [call for segment in workload.segments for call in segment.calls]
     return sum(call.work.saved_bytes for call in calls if not call.name.startswith(("lm_head", "loss")))
@@ -69,6 +70,25 @@ def test_saved_bytes_are_those_of_peft(
     left_out = 2 * 64 * 64 * 2 + 512 * (5 if inputs_have_gradients else 4)
     counted = saved_bytes(inputs_have_gradients=inputs_have_gradients, rank=8, targets="all-linear", **lora)
     assert counted + left_out == measured
+
+
+def products(**training: Any) -> set[str]:
+    """The types that the first layer's products compute in, adapters' too."""
+    found = job({"kind": "ddp"}, 1, **training)
+    workload = make_workload(found.model, found.training)
+    calls = [call for segment in workload.segments for call in segment.calls if "layers.0" in call.name]
+    kernels = [kernel for call in calls for kernel in kernels_of(call.work.forward).kernels]
+    return {kernel.dtype for kernel in kernels if kernel.kind == "gemm" and not kernel.is_batched}
+
+
+def test_adapters_beside_a_base_in_bf16_are_under_autocast_unless_their_type_is_given() -> None:
+    """transformers' Trainer with bf16=True computes PEFT's fp32 adapters under torch.autocast, whatever the
+    base was loaded in. Adapters that are said to be in fp32 beside it are not."""
+    lora = {"rank": 8, "targets": "all-linear"}
+    assert products(stored_dtype="bf16", lora=lora) == products(lora=lora) == {"bf16"}
+    assert products(stored_dtype="bf16", lora={**lora, "dtype": "fp32"}) == {"bf16", "fp32"}
+    found = job({"kind": "ddp"}, 1, stored_dtype="bf16", lora=lora)
+    assert any("adapters in fp32 under torch.autocast" in note for note in found.notes)
 
 
 FRAMEWORKS: tuple[dict[str, Any], ...] = (

@@ -12,10 +12,14 @@ import pytest
 import zsim
 from validation.published.coverage import judge_runs
 from validation.published.measured_experiments import (
+    TABLE,
     main,
     memory_figures,
     memory_lines,
+    merge_experiments,
     predict_experiment,
+    read_experiments,
+    recorded_experiments,
     validated_experiments,
 )
 from validation.published.sources import changes_of_source
@@ -115,3 +119,25 @@ def test_another_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path.write_text('{"row_id": "a"}')
     assert main([str(path)]) == 2
     assert "expected a list of objects with row_id" in capsys.readouterr().err
+
+
+def test_recording_replaces_the_rows_of_its_file_alone() -> None:
+    """Of two recorded rows one is predicted anew, and one is in another file. A third, in the file, could
+    not be simulated and loses what was recorded of it.
+    """
+    first = recorded_experiments()[0]
+    runs = [replace(first, row_id=name) for name in ("a", "b", "c")]
+    anew = replace(first, row_id="b", stranger_error=0.5)
+    merged = merge_experiments(runs, [{"row_id": "b"}, {"row_id": "c"}], [anew])
+    assert [(run.row_id, run.stranger_error) for run in merged] == [
+        ("a", first.stranger_error), ("b", 0.5)
+    ]  # fmt: skip
+
+
+def test_every_row_here_is_an_experiment_with_a_citation() -> None:
+    rows = read_experiments(TABLE.with_name("experiments.json"))
+    assert len({row["row_id"] for row in rows}) == len(rows)
+    for row in rows:
+        zsim.Experiment(**row["experiment"])
+        assert row["reference"], row["row_id"]
+        assert row["measured_step_seconds"] > 0, row["row_id"]

@@ -3,13 +3,14 @@
 python -m validation.published.measured_experiments RUNS.json [--rows TEXT] [--studied] [--json FILE]
                                                               [--record]
 
-RUNS.json is a list of rows, each with an `experiment` (the keys of an experiment file), a `row_id`, a
-`source` and, where they were published, `measured_step_seconds` and one of `measured_allocated_gb`,
-`measured_reserved_gb` and `measured_device_gb` (10^9 bytes), which is compared with the same figure of
-zsim's. `--rows` takes rows whose names contain TEXT. Each row is simulated as it stands, as somebody who
-never saw its source would write it: no rule of published_sources.toml applies. With `--studied` those do that
-say what was found out of its source. `--record` writes the errors and what they depend on to `TABLE`, from
-which docs/accuracy.md is made; no interval is. Exit code 2 says what is wrong with the file.
+RUNS.json, such as `experiments.json` here, is a list of rows, each with an `experiment` (the keys of an
+experiment file), a `row_id`, a `source` and, where they were published, `measured_step_seconds` and one of
+`measured_allocated_gb`, `measured_reserved_gb` and `measured_device_gb` (10^9 bytes), which is compared with
+the same figure of zsim's. `--rows` takes rows whose names contain TEXT. Each row is simulated as it stands,
+as somebody who never saw its source would write it: no rule of published_sources.toml applies. With
+`--studied` those do that say what was found out of its source. `--record` writes the errors and what they
+depend on to `TABLE`, in place of those of the same rows. docs/accuracy.md is made from it, and no interval
+is. Exit code 2 says what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -164,6 +165,14 @@ def validated_experiments(
     return validated
 
 
+def merge_experiments(
+    recorded: Iterable[ValidatedRun], rows: Iterable[Mapping[str, Any]], predicted: Iterable[ValidatedRun]
+) -> list[ValidatedRun]:
+    """The recorded runs with those of `rows` as they are predicted now. One that no longer is has none."""
+    names = {row["row_id"] for row in rows}
+    return [*(run for run in recorded if run.row_id not in names), *predicted]
+
+
 def _kind(experiment: Mapping[str, Any]) -> str:
     strategy, training = experiment.get("strategy", {}), experiment.get("training", {})
     words = [str(strategy.get("kind"))]
@@ -251,7 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in (*lines(errors), *memory_lines(errors)):
         print(line)
     if options.record:
-        TABLE.write_text(format_validated_table(validated_experiments(rows, errors)), encoding="utf-8")
+        runs = merge_experiments(recorded_experiments(), rows, validated_experiments(rows, errors))
+        TABLE.write_text(format_validated_table(runs), encoding="utf-8")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) | {"error": row.error} for row in errors], indent=1))
     return 0

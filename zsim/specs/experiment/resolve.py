@@ -42,7 +42,12 @@ from zsim.specs.experiment.training.quantisation import is_prepared
 from zsim.specs.experiment.training.resolve import check_size, layer_kernels_of, resolve_training
 from zsim.specs.experiment.training.software import apply_software, runs_experts_one_by_one
 from zsim.specs.experiment.training.table import TrainingTable
-from zsim.specs.experiment.training.trained_model import apply_training, check_reference, reference_notes
+from zsim.specs.experiment.training.trained_model import (
+    apply_training,
+    check_reference,
+    reference_notes,
+    table_under_autocast,
+)
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.expert_loop import unstack_experts
@@ -134,7 +139,10 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
         layout.full_cluster,
         placement,
     )
-    requested = _apply_batch(experiment, layout, micro_batch_sizes)
+    requested, type_notes = table_under_autocast(
+        _apply_batch(experiment, layout, micro_batch_sizes), table.kind
+    )
+    notes += type_notes
     framework = resolver_of(table.kind)
     settings = framework.resolve_file(
         table, requested, layout.model, layout.cluster, placement, layout.parallelism

@@ -84,7 +84,8 @@ class LoraTable(StrictTable):
         "stacked experts",
     )
     dtype: Literal["fp32", "bf16"] | None = Field(
-        default=None, description="what adapters are kept in; left out: fp32"
+        default=None,
+        description="what adapters are kept in; left out: fp32, under autocast if the strategy has it",
     )
     exclude: _Pattern | tuple[str, ...] = Field(
         default=(), description="modules that get no adapter; a string is a pattern"

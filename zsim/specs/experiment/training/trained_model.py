@@ -3,7 +3,10 @@
 # [Note: the types of adapters and of frozen weights]
 A checkpoint is loaded in the low type, and stays so where it is frozen. PEFT keeps adapters in fp32. torch's
 FSDP casts what it gathers. DDP trains under autocast, which casts at every product. Where a whole model is
-kept in 16 bits (`stored_dtype`) nothing casts, so adapters compute in fp32. DeepSpeed's engine and Megatron
+kept in 16 bits (`stored_dtype`) nothing casts, so adapters that `lora.dtype` puts in fp32 compute in fp32.
+Beside adapters whose type is left out, `stored_dtype` is the type that the base was loaded in, and the run is
+transformers' Trainer with `bf16=True`, which computes under autocast (5.24 trainer.py
+`compute_loss_context_manager`). DeepSpeed's engine and Megatron
 cast every weight, and keep fp32 masters of those that are trained. With a product in 4 bits PEFT leaves the
 adapter's casts to autocast, which has none to do in 16 bits (0.21.2 tuners/lora/bnb.py).
 
@@ -140,6 +143,22 @@ def apply_training(
         patches_require_gradients=starts and framework.keeps_originals,
     )
     return freeze_parameters(model, frozen), notes
+
+
+def table_under_autocast(table: TrainingTable, kind: str) -> tuple[TrainingTable, Sequence[str]]:
+    """The table with `stored_dtype` as the type of the base alone, where DDP's adapters leave theirs out, and
+    a note on it. See [Note: the types of adapters and of frozen weights].
+    """
+    lora, is_cast = table.lora, table.precision in (None, "bf16") and training_of(kind).is_under_autocast
+    if lora is None or lora.dtype is not None or lora.quantized is not None or not is_cast:
+        return table, ()
+    if table.stored_dtype == "fp32":
+        return table, ()
+    note = (
+        f"training.stored_dtype '{table.stored_dtype}' is taken as the type of the frozen weights, beside "
+        "adapters in fp32 under torch.autocast: training.lora.dtype says another type, or fp32 without it"
+    )
+    return table.model_copy(update={"stored_dtype": "fp32"}), (note,)
 
 
 def _replace_head(model: ModelSpec, labels: int) -> ModelSpec:
