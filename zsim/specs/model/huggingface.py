@@ -86,6 +86,7 @@ _FAMILIES: dict[str, ModelFamily] = {
         },
     ),
     "gemma4_text": ModelFamily(gemma4.gemma4),
+    "gemma4_unified_text": ModelFamily(gemma4.gemma4_unified),
     "gemma3n_text": ModelFamily(gemma4.gemma3n),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
@@ -126,6 +127,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
     "qwen3_5_text": ModelFamily(delta.qwen3_5),
     "qwen3_5_moe_text": ModelFamily(delta.qwen3_5_moe, _MOE_NAMES),
+    "lara_mini": ModelFamily(delta.lara_mini, _MOE_NAMES),
     "olmo_hybrid": ModelFamily(delta.olmo_hybrid),
     "nemotron_h": ModelFamily(
         nemotron_h.nemotron_h,
