@@ -11,6 +11,7 @@ bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.embedding import Embedding
@@ -31,6 +32,7 @@ from zsim.specs.model.families.builders import (
 from zsim.specs.model.families.llama import gated_mlp
 from zsim.specs.model.families.tower_parts import (
     clip_block,
+    clipped_linear,
     learned_scale,
     on_rows,
     patch_embedding,
@@ -215,17 +217,7 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
         config.string("hidden_activation", "gelu_pytorch_tanh"),
         config.boolean("use_clipped_linears", False),
     )
-
-    def product(name: str, inputs: int, outputs: int, *, shares_input: bool = False) -> list[Module]:
-        """A product whose input and output are clamped where the file says so."""
-        module = linear(f"{name}.linear", inputs, outputs, shares_input=shares_input and not is_clipped)
-        if not is_clipped:
-            return [module]
-        clamps = [
-            activation(f"{name}.clamp_{which}", features, "clamp")
-            for which, features in (("input", inputs), ("output", outputs))
-        ]
-        return [clamps[0], module, clamps[1]]
+    product = partial(clipped_linear, is_clipped=is_clipped)
 
     def norm(name: str) -> Module:
         return rms_norm(name, hidden, kind=gemma4.NORM)
@@ -281,6 +273,41 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
         block_prefix=f"{_VISION}.encoder.layers",
         hidden_size=hidden,
         rule=ImageRule(patch, merge, 0, _GEMMA4_TOKENS * (merge * patch) ** 2, resizing="fills"),
+    )
+
+
+def gemma4_unified_tower(config: ConfigReader, width: int) -> Tower:
+    """Gemma 4 12B's, which has no blocks: a product of each square of patches, and norms around it. All its
+    modules see the padding to `max_soft_tokens`.
+    """
+    hidden, root = config.integer("mm_embed_dim", 3840), "model.embed_vision"
+    side = config.integer("patch_size", 16) * config.integer("pooling_kernel_size", 3)
+    features = 3 * side * side
+    positions = Module(
+        f"{root}.positions",
+        Embedding(2 * config.integer("mm_posemb_size", 1120), hidden),
+        (Parameter("pos_embedding", (config.integer("mm_posemb_size", 1120), 2, hidden)),),
+        parameter_owner=root,
+        rows_per_token=2.0,
+    )
+    embedder = f"{root}.multimodal_embedder"
+    modules = [
+        positions,
+        replace(layer_norm(f"{root}.patch_ln1", features), input_gradient=False),
+        linear(f"{root}.patch_dense", features, hidden, bias=True),
+        layer_norm(f"{root}.patch_ln2", hidden),
+        residual(f"{root}.add_positions", hidden),
+        layer_norm(f"{root}.pos_norm", hidden),
+        Module(f"{embedder}.embedding_pre_projection_norm", Norm(hidden, "l2")),
+        linear(f"{embedder}.embedding_projection", hidden, width),
+    ]
+    return Tower(
+        before=(),
+        blocks=(),
+        after=projector_modules(modules, width, [module.name for module in modules]),
+        block_prefix=root,
+        hidden_size=hidden,
+        rule=ImageRule(side, 1, 0, _GEMMA4_TOKENS * side**2, resizing="fills"),
     )
 
 
