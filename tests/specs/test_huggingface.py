@@ -212,8 +212,8 @@ def test_both_spellings_of_rotary_and_type_are_read_past() -> None:
 
 
 def test_the_language_model_of_a_multimodal_file_is_asked_for_by_name() -> None:
-    """PaliGemma keeps it under `text_config`, beside a tower that zsim does not know."""
-    config = {"model_type": "paligemma", "vision_config": {"hidden_size": 32}, "text_config": LLAMA}
+    """Aya Vision keeps it under `text_config`, beside a tower that zsim does not know."""
+    config = {"model_type": "aya_vision", "vision_config": {"hidden_size": 32}, "text_config": LLAMA}
     with pytest.raises(NotSimulatedError, match=r"vision_config besides text_config.*model\.text_only"):
         build(config)
     model = build({**config, "text_only": True})

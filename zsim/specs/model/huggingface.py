@@ -121,7 +121,6 @@ _FAMILIES: dict[str, ModelFamily] = {
         },
     ),
     "opt": ModelFamily(classic.opt),
-    "internlm3": ModelFamily(variants.internlm3, {"attention_bias": ("qkv_bias",), "mlp_bias": ("bias",)}),
     "smollm3": ModelFamily(variants.smollm3),
     "exaone": ModelFamily(variants.exaone, {"num_layers": ("num_hidden_layers",)}),
     "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),

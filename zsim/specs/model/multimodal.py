@@ -64,6 +64,9 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "qwen3_vl_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_vl_moe_text"),
     "qwen3_5": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_text"),
     "qwen3_5_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_moe_text"),
+    "paligemma": MultimodalFamily(
+        towers.paligemma_tower, "gemma", text_defaults={"tie_word_embeddings": True}
+    ),
     "gemma3": MultimodalFamily(towers.siglip_tower, "gemma3_text"),
     "gemma4": MultimodalFamily(towers.gemma4_tower, "gemma4_text", audio=audio_towers.gemma4_sounds),
     "gemma4_unified": MultimodalFamily(

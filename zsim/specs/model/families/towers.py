@@ -1,5 +1,5 @@
-"""Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (Gemma 3, Idefics 3, SmolVLM),
-Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
+"""Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (PaliGemma, Gemma 3,
+Idefics 3, SmolVLM), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_siglip.py`, `modeling_gemma3.py`,
 `modeling_gemma4.py`, `modeling_internvl.py`, `modeling_llama4.py`, `modeling_pixtral.py`,
@@ -52,32 +52,40 @@ _GEMMA4_TOKENS = 280  # of an image, `max_soft_tokens` of image_processing_gemma
 def siglip_tower(config: ConfigReader, width: int) -> Tower:
     """Gemma 3's: SigLIP on 896 x 896 pixels, whose patches are averaged to 256 tokens."""
     hidden, patch = config.integer("hidden_size", 768), config.integer("patch_size", 16)
-    side = config.integer("image_size", 224)
+    side, root = config.integer("image_size", 224), f"model.{_PROJECTOR}"
     if side // patch < 16:
         raise config.error(
             f"'image_size' {side:,} has {side // patch} x {side // patch} patches of {patch}, which are "
             f"averaged to 16 x 16 tokens; expected at least {16 * patch:,}"
         )
+    weight = Parameter("mm_input_projection_weight", (hidden, width))
+    product = Module(f"{root}.mm_input_projection", Linear(hidden, width), (weight,), parameter_owner=root)
+    projector = [rms_norm(f"{root}.mm_soft_emb_norm", hidden, kind="gemma_rms"), product]
+    return _siglip(config, width, projector, side // patch // 16)  # 256 tokens in all
+
+
+def paligemma_tower(config: ConfigReader, width: int) -> Tower:
+    """PaliGemma's: SigLIP, of which every patch is a token."""
+    config = config.add_defaults(
+        hidden_size=1152, intermediate_size=4096, patch_size=14, num_hidden_layers=27, num_attention_heads=16,
+        vision_use_head=False,
+    )  # fmt: skip
+    projector = linear(f"model.{_PROJECTOR}.linear", config.integer("hidden_size"), width, bias=True)
+    return _siglip(config, width, [projector], 1)
+
+
+def _siglip(config: ConfigReader, width: int, projector: list[Module], merge: int) -> Tower:
+    """SigLIP on images of one size, of which so many patches on a side are averaged to a token."""
     if config.boolean("vision_use_head", True):
         raise NotSimulatedError(
-            f"{config.where}: 'vision_use_head' is not false: a tower with a pooling head, which Gemma 3 "
-            "does not use, is not simulated; expected false, as its checkpoints say"
+            f"{config.where}: 'vision_use_head' is not false: a tower with a pooling head, which a language "
+            "model does not use, is not simulated; expected false, as the checkpoints say"
         )
+    hidden, patch = config.integer("hidden_size", 768), config.integer("patch_size", 16)
+    side, inner = config.integer("image_size", 224), config.integer("intermediate_size", 3072)
     root, act = f"{_VISION}.embeddings", config.string("hidden_act", "gelu_pytorch_tanh")
-    inner = config.integer("intermediate_size", 3072)
     block = clip_block(config, "SiglipEncoderLayer", hidden, inner, act, heads=12, registers_norms="before")
-    weight = Parameter("mm_input_projection_weight", (hidden, width))
-    projector = [
-        rms_norm(f"model.{_PROJECTOR}.mm_soft_emb_norm", hidden, kind="gemma_rms"),
-        Module(
-            f"model.{_PROJECTOR}.mm_input_projection",
-            Linear(hidden, width),
-            (weight,),
-            parameter_owner=f"model.{_PROJECTOR}",
-        ),
-    ]
     norm = layer_norm(f"{_VISION}.post_layernorm", hidden)
-    merge = side // patch // 16  # 256 tokens in all
     return Tower(
         before=(
             patch_embedding(f"{root}.patch_embedding", (patch, patch), hidden),
