@@ -219,6 +219,12 @@ REFUSED_TYPES = {
     "mllama": "its layers of attention to the rows of images have no plan in zsim",
     "phi4_multimodal": "its adapters by modality have no plan in zsim; its language model alone is a phi3",
     "whisper": "a decoder that attends to an encoder of sound has no plan in zsim",
+    "zaya": "its attention with convolutions of queries and keys has no price in zsim",
+    "axk2": "its norms with gates of low rank have no price in zsim",
+    "hy_v4": "its hyper-connections around latent attention with sinks have no plan in zsim",
+    "dory": "its looped blocks with normalised weights have no plan in zsim",
+    "hrm_text": "its two stacks of blocks, which run several times, have no plan in zsim",
+    "dots3_note_text": "its gates of latent attention with two widths of heads have no plan in zsim",
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
