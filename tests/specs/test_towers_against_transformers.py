@@ -295,6 +295,7 @@ def test_gemma_4_s_audio_tower_has_the_flops_and_keeps_the_bytes_of_transformers
 
     spec = model_from_config(config.to_dict(), "tiny", "tiny.json").audio_tower
     assert spec is not None
+    assert isinstance(spec.rule, SoundRule)
     size = spec.rule.size_of(9.6)
     assert size.tokens == 240
     shape, flops, kept = BatchShape(1, 1024, sounds=SampledImages(size, 1.0, 1.0)), 0.0, 0
