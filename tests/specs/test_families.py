@@ -258,10 +258,13 @@ def test_granite_multiplies_its_branches_and_logits() -> None:
     assert "logit_scale" in [module.name for module in model.after]
 
 
-def test_internlm_3_takes_one_setting_for_all_biases() -> None:
-    assert build("internlm3", bias=True, qkv_bias=True).blocks[0].modules[1].numel == 64 * 1024 + 1024
-    with pytest.raises(InputError, match="'qkv_bias' is True and 'bias' is False; expected the same value"):
-        build("internlm3", qkv_bias=True, bias=False)
+def test_internlm_3_has_a_setting_for_biases_of_queries_keys_and_values_and_one_for_the_others() -> None:
+    """`q_proj` of 64 x 1,024, `o_proj` back."""
+    weights = 64 * 1024
+    for settings, biases in (({"qkv_bias": True}, (1024, 0)), ({"bias": True}, (0, 64)), ({}, (0, 0))):
+        modules = {module.name: module.numel for module in build("internlm3", **settings).blocks[0].modules}
+        assert modules["self_attn.q_proj"] == weights + biases[0]
+        assert modules["self_attn.o_proj"] == weights + biases[1]
 
 
 def test_tokens_of_an_encoder_see_all_others() -> None:

@@ -212,8 +212,8 @@ def test_both_spellings_of_rotary_and_type_are_read_past() -> None:
 
 
 def test_the_language_model_of_a_multimodal_file_is_asked_for_by_name() -> None:
-    """PaliGemma keeps it under `text_config`, beside a tower that zsim does not know."""
-    config = {"model_type": "paligemma", "vision_config": {"hidden_size": 32}, "text_config": LLAMA}
+    """Aya Vision keeps it under `text_config`, beside a tower that zsim does not know."""
+    config = {"model_type": "aya_vision", "vision_config": {"hidden_size": 32}, "text_config": LLAMA}
     with pytest.raises(NotSimulatedError, match=r"vision_config besides text_config.*model\.text_only"):
         build(config)
     model = build({**config, "text_only": True})
@@ -314,6 +314,9 @@ MEGATRON = {
 }
 
 
+WITHOUT_PRESET = ("bamba", "falcon_h1", "lfm2_moe", "lfm3", "xlm-roberta", "camembert", "rwkv7_fla")
+
+
 def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made() -> None:
     """One preset of each family; a list of 10^15 would be more than any memory."""
     families = {}
@@ -325,8 +328,7 @@ def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made(
     families["qwen"] = {**MEGATRON, "model_type": "qwen"}  # nor Qwen of 2023
     hybrid = {**MEGATRON, "num_key_value_heads": 4}
     families |= {
-        name: {**hybrid, "model_type": name}
-        for name in ("bamba", "falcon_h1", "lfm2_moe", "lfm3", "xlm-roberta", "camembert", "rwkv7_fla")
+        name: {**hybrid, "model_type": name} for name in (*WITHOUT_PRESET, "lara_mini", "gemma4_unified_text")
     }
     families |= {
         name: {**MEGATRON, "vocab_size": 256, **facts.defaults, "num_key_value_heads": 4, "model_type": name}
@@ -396,21 +398,22 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 def test_every_family_of_the_table_is_known() -> None:
     """Decoders, encoders, an encoder with a decoder, and Megatron's own."""
     assert sorted(FAMILIES) == [
-        "afmoe", "apertus", "arcee", "bailing_hybrid", "bamba", "bert", "bloom", "camembert", "cohere",
-        "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "dots1", "ernie4_5",
-        "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon", "falcon_h1", "flex_olmo", "gemma",
-        "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite",
+        "afmoe", "apertus", "apertus1p5_text", "arcee", "axk1", "bailing_hybrid", "bamba", "beam", "bert",
+        "bloom", "camembert", "cohere", "cohere2", "cohere2_moe", "cwm", "deepseek_v2", "deepseek_v3",
+        "deepseek_v32", "deepseek_v4", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4",
+        "exaone_moe", "falcon", "falcon_h1", "flex_olmo", "flint", "gemma", "gemma2", "gemma3_text",
+        "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite",
         "glm4v_moe_text", "glm4v_text", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox",
         "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid",
         "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax",
         "internlm3", "iquestcoder", "jais2", "jamba", "kimi_k2", "kimi_linear", "kolibri1", "laguna",
-        "lfm2", "lfm2_moe", "lfm3", "llama", "llama4_text", "longcat_flash", "megatron", "mellum",
-        "mimo_v2_flash",
-        "minicpm3", "minimax", "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mistral",
-        "mistral4", "mixtral", "modernbert", "mpt", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3",
-        "olmo_hybrid", "olmoe", "opt", "phi", "phi3", "phimoe", "qwen", "qwen2", "qwen2_5_omni_text",
-        "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
-        "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text", "roberta",
-        "rwkv7", "rwkv7_fla", "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3", "solar_open", "stablelm",
-        "starcoder2", "step3p5", "t5", "xlm-roberta", "youtu", "zamba2",
+        "lara_mini", "lfm2", "lfm2_moe", "lfm3", "llama", "llama4_text", "longcat_flash", "megatron",
+        "mellum", "mimo_v2_flash", "minicpm3", "minimax", "minimax_m2", "minimax_m3_vl_text", "ministral",
+        "ministral3", "mistral", "mistral4", "mixtral", "modernbert", "mpt", "nemotron", "nemotron_h",
+        "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3", "phimoe", "qwen", "qwen2",
+        "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_5_moe_text",
+        "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text",
+        "qwen3_vl_text", "roberta", "rwkv7", "rwkv7_fla", "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3",
+        "solar_open", "stablelm", "starcoder2", "step3p5", "t5", "vaultgemma", "xlm-roberta", "youtu",
+        "zamba2",
     ]  # fmt: skip

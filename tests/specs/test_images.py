@@ -145,6 +145,7 @@ QWEN2_AUDIO = SoundRule(3000, padded=True, max_pieces=1)
 VOXTRAL = SoundRule(3000, merge=4, padded=True, counts_padding=True)
 QWEN2_5_OMNI = SoundRule(200, window=100)
 QWEN3_OMNI = SoundRule(100, merge=1, halvings=3, window=104)
+GEMMA4_UNIFIED = SoundRule(3000, merge=1, halvings=2, max_pieces=1)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,8 @@ QWEN3_OMNI = SoundRule(100, merge=1, halvings=3, window=104)
         (QWEN2_5_OMNI, 0.61, 1, 31, 15, 31),  # 61 frames: 31 rows
         (QWEN3_OMNI, 10, 1, 130, 130, 104),  # 13 rows a second
         (QWEN3_OMNI, 2.5, 1, 33, 33, 33),  # 26 and those of 50 frames, 25, 13, 7
+        (GEMMA4_UNIFIED, 0.61, 1, 16, 16, 0),  # 9,760 samples by 640
+        (GEMMA4_UNIFIED, 45, 1, 750, 750, 0),  # cut to 30 s
     ],
 )
 def test_sounds_are_cut_by_the_models_rule(

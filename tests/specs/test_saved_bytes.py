@@ -64,6 +64,8 @@ LAYERS: dict[str, tuple[str, dict[str, Any], int]] = {
     "OLMo 2": ("Olmo2Config", {}, 0),
     "EXAONE's mixture, a dense layer": ("ExaoneMoeConfig", {"first_k_dense_replace": 6}, 0),
     "Trinity, a dense layer with a gate": ("AfmoeConfig", {"num_dense_layers": 6}, 0),
+    "VaultGemma": ("VaultGemmaConfig", {}, 0),
+    "Gemma 4 12B": ("Gemma4UnifiedTextConfig", {}, 5),
 }  # fmt: skip
 
 

@@ -299,7 +299,9 @@ class _Deriver:
         return [*segments, self.segment(name, "between", "", (*tower.after, *following))]
 
     def tower_stream_bytes(self, tower: Tower) -> int:
-        """Bytes of the input of a tower's block."""
+        """Bytes of the input of a tower's block. 0 without blocks."""
+        if not tower.blocks:
+            return 0
         shape = self._shape.seen_by(tower.blocks[0].modules[0])
         return footprint.checkpoint_bytes(tower.hidden_size, shape, self._options)
 

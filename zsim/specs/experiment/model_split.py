@@ -40,7 +40,7 @@ def check_split(
     if parallelism.tensor > 1 and not parallelism.style.cuts_unevenly:
         cut_blocks = list(model.unique_blocks)
         if parallelism.style.cuts_towers:
-            cut_blocks += [tower.blocks[0] for tower in model.towers]
+            cut_blocks += [block for tower in model.towers for block in tower.blocks[:1]]
         for block in cut_blocks:
             _check_block(block, model, parallelism)
     _check_lenders(framework, model, parallelism)

@@ -86,6 +86,7 @@ _FAMILIES: dict[str, ModelFamily] = {
         },
     ),
     "gemma4_text": ModelFamily(gemma4.gemma4),
+    "gemma4_unified_text": ModelFamily(gemma4.gemma4_unified),
     "gemma3n_text": ModelFamily(gemma4.gemma3n),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
@@ -120,12 +121,12 @@ _FAMILIES: dict[str, ModelFamily] = {
         },
     ),
     "opt": ModelFamily(classic.opt),
-    "internlm3": ModelFamily(variants.internlm3, {"attention_bias": ("qkv_bias",), "mlp_bias": ("bias",)}),
     "smollm3": ModelFamily(variants.smollm3),
     "exaone": ModelFamily(variants.exaone, {"num_layers": ("num_hidden_layers",)}),
     "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
     "qwen3_5_text": ModelFamily(delta.qwen3_5),
     "qwen3_5_moe_text": ModelFamily(delta.qwen3_5_moe, _MOE_NAMES),
+    "lara_mini": ModelFamily(delta.lara_mini, _MOE_NAMES),
     "olmo_hybrid": ModelFamily(delta.olmo_hybrid),
     "nemotron_h": ModelFamily(
         nemotron_h.nemotron_h,
@@ -218,6 +219,12 @@ REFUSED_TYPES = {
     "mllama": "its layers of attention to the rows of images have no plan in zsim",
     "phi4_multimodal": "its adapters by modality have no plan in zsim; its language model alone is a phi3",
     "whisper": "a decoder that attends to an encoder of sound has no plan in zsim",
+    "zaya": "its attention with convolutions of queries and keys has no price in zsim",
+    "axk2": "its norms with gates of low rank have no price in zsim",
+    "hy_v4": "its hyper-connections around latent attention with sinks have no plan in zsim",
+    "dory": "its looped blocks with normalised weights have no plan in zsim",
+    "hrm_text": "its two stacks of blocks, which run several times, have no plan in zsim",
+    "dots3_note_text": "its gates of latent attention with two widths of heads have no plan in zsim",
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture

@@ -64,8 +64,14 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "qwen3_vl_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_vl_moe_text"),
     "qwen3_5": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_text"),
     "qwen3_5_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_moe_text"),
+    "paligemma": MultimodalFamily(
+        towers.paligemma_tower, "gemma", text_defaults={"tie_word_embeddings": True}
+    ),
     "gemma3": MultimodalFamily(towers.siglip_tower, "gemma3_text"),
-    "gemma4": MultimodalFamily(towers.gemma4_tower, "gemma4_text"),
+    "gemma4": MultimodalFamily(towers.gemma4_tower, "gemma4_text", audio=audio_towers.gemma4_sounds),
+    "gemma4_unified": MultimodalFamily(
+        towers.gemma4_unified_tower, "gemma4_unified_text", audio=audio_towers.gemma4_unified_sounds
+    ),
     "glm4v": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_text"),
     "glm46v": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_text"),
     "glm4v_moe": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_moe_text"),

@@ -1,23 +1,36 @@
-"""Towers of sounds: Whisper's encoder (Qwen2-Audio, Voxtral, Audio Flamingo 3), and Qwen's omni models'.
+"""Towers of sounds: Whisper's encoder (Qwen2-Audio, Voxtral, Audio Flamingo 3), those of Qwen's omni models
+and Gemma 4, and Gemma 4 12B's product.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_qwen2_audio.py`, `modeling_voxtral.py`,
-`modeling_audioflamingo3.py`, `modeling_qwen2_5_omni.py`, `modeling_qwen3_omni_moe.py` and their
-`configuration_*.py`). Positions are a table that is not trained, or a buffer. The
-input that the average of Qwen2-Audio and Audio Flamingo keeps for backward is not counted.
+`modeling_audioflamingo3.py`, `modeling_qwen2_5_omni.py`, `modeling_qwen3_omni_moe.py`,
+`modeling_gemma4.py`, `modeling_gemma4_unified.py` and their `configuration_*.py`). Positions are a table that
+is not trained, or a buffer. The input that the average of Qwen2-Audio and Audio Flamingo keeps for backward
+is not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from zsim.operations.attention.chunks import ChunkedAttention
 from zsim.operations.image_features import ImageFeatures
 from zsim.operations.operation import Operation, Parameter
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.builders import activation, layer_norm, linear, residual, set_registration
-from zsim.specs.model.families.tower_parts import clip_block, on_rows, tower_block
+from zsim.specs.model.families.builders import (
+    activation,
+    layer_norm,
+    linear,
+    residual,
+    rms_norm,
+    set_registration,
+)
+from zsim.specs.model.families.gemma4 import NORM
+from zsim.specs.model.families.mixers import convolution
+from zsim.specs.model.families.tower_parts import clip_block, clipped_linear, on_rows, tower_block
 from zsim.specs.model.image_rules import SoundRule
-from zsim.specs.model.spec import Linear, Module, Tower
+from zsim.specs.model.spec import Linear, Module, Norm, Tower
 from zsim.specs.strategy.images import SampleRows
 
 _ROOT, _PROJECTOR = "model.audio_tower", "model.multi_modal_projector"
@@ -28,6 +41,7 @@ _NAMES = {
     "encoder_ffn_dim": ("intermediate_size",),
 }
 _SECONDS_30 = 3000  # frames
+_MEL_BINS = 128  # of Gemma4AudioFeatureExtractor
 
 
 def qwen2_audio_tower(config: ConfigReader, width: int) -> Tower:
@@ -93,6 +107,127 @@ def qwen3_omni_tower(config: ConfigReader, width: int) -> Tower:
         linear(f"{_ROOT}.proj2", hidden, output, bias=True),
     ]
     return _tower(config, "Qwen3OmniMoeAudioEncoderLayer", before, after, width, rule, "frames")
+
+
+def gemma4_unified_sounds(config: ConfigReader, width: int) -> Tower:
+    """Gemma 4 12B's, which has no blocks: a product of the samples of 40 ms."""
+    samples, root = config.integer("audio_embed_dim", 640), "model.embed_audio"
+    modules = [
+        Module(f"{root}.embedding_pre_projection_norm", Norm(samples, "l2"), input_gradient=False),
+        replace(linear(f"{root}.embedding_projection", samples, width), input_gradient=False),
+    ]
+    return Tower(
+        before=(),
+        blocks=(),
+        after=(*(on_rows(module, "merged frames") for module in modules),
+               Module("audio_features", ImageFeatures(width))),
+        block_prefix=root,
+        hidden_size=samples,
+        rule=SoundRule(_SECONDS_30, merge=1, halvings=2, max_pieces=1),
+    )  # fmt: skip
+
+
+def gemma4_sounds(config: ConfigReader, width: int) -> Tower:
+    """Gemma 4 E2B's and E4B's: convolutions over time and frequency, and blocks of attention in chunks of
+    frames, a convolution and two MLPs.
+    """
+    hidden, is_clipped = config.integer("hidden_size", 1024), config.boolean("use_clipped_linears", True)
+    heads, act = config.integer("num_attention_heads", 8), config.string("hidden_act", "silu")
+    chunk = config.integer("attention_chunk_size", 12)
+    context = chunk + config.integer("attention_context_left", 13) - 1
+    context += config.integer("attention_context_right", 0, minimum=0)
+    product = partial(clipped_linear, is_clipped=is_clipped)
+    channels, before = list(config.integers("subsampling_conv_channels")) or [128, 32], list[Module]()
+    bins, convolutions = _MEL_BINS, f"{_ROOT}.subsample_conv_projection"
+    for number, outputs in enumerate(channels):
+        bins, inputs = bins // 2, channels[number - 1] if number else 1
+        layer = f"{convolutions}.layer{number}"
+        work = Linear(9 * inputs, outputs, overlap=9 / 4)
+        weight = Parameter("weight", (outputs, inputs, 3, 3))
+        modules = [
+            Module(f"{layer}.conv", work, (weight,), input_gradient=number > 0),
+            layer_norm(f"{layer}.norm", outputs, bias=False),
+            activation(f"{layer}.act", outputs, "relu_kept"),
+            activation(f"{layer}.masked", outputs, "scale"),  # what the next product reads
+        ]
+        rows_per_frame = float(bins * 2 ** (len(channels) - 1 - number))
+        before += [replace(module, rows_per_token=rows_per_frame) for module in modules]
+    features = channels[0] // 4 * channels[-1]
+    before.append(linear(f"{convolutions}.input_proj_linear", features, hidden))
+    head, has_remainder = divmod(hidden, heads)
+    if has_remainder:
+        raise config.error(f"'num_attention_heads' is {heads}; expected a divisor of {hidden}")
+    core = Module(
+        "self_attn",
+        ChunkedAttention(heads, heads, head, head, rotary=False, is_causal=False, queries=chunk, keys=context,
+                         positions=context // 2 + 1),
+        (Parameter("per_dim_scale", (head,)),),
+    )  # fmt: skip
+    position_weight = Parameter("weight", (hidden, hidden))
+    modules = [
+        *_gemma4_mlp("feed_forward1", hidden, act, is_clipped=is_clipped),
+        activation("clamp_before_attention", hidden, "clamp"),
+        rms_norm("norm_pre_attn", hidden, kind=NORM),
+        *product("self_attn.q_proj", hidden, hidden),
+        *product("self_attn.k_proj", hidden, hidden, shares_input=True),
+        *product("self_attn.v_proj", hidden, hidden, shares_input=True),
+        Module("self_attn.relative_k_proj", Operation(), (position_weight,)),
+        core,
+        *product("self_attn.post", hidden, hidden),
+        activation("clamp_after_attention", hidden, "clamp"),
+        rms_norm("norm_post_attn", hidden, kind=NORM),
+        residual("self_attn.residual", hidden),
+        rms_norm("lconv1d.pre_layer_norm", hidden, kind=NORM),
+        *product("lconv1d.linear_start", hidden, 2 * hidden),
+        activation("lconv1d.glu", hidden, "sigmoid", gated=True),
+        convolution("lconv1d.depthwise_conv1d", hidden, config.integer("conv_kernel_size", 5)),
+        activation("lconv1d.clamp", hidden, "clamp"),
+        rms_norm("lconv1d.conv_norm", hidden, kind=NORM),
+        activation("lconv1d.act_fn", hidden, act),
+        *product("lconv1d.linear_end", hidden, hidden),
+        residual("lconv1d.residual", hidden),
+        *_gemma4_mlp("feed_forward2", hidden, act, is_clipped=is_clipped),
+        activation("clamp_last", hidden, "clamp"),
+        rms_norm("norm_out", hidden, kind=NORM),
+    ]
+    mlp = ("ffw_layer_1.linear", "ffw_layer_2.linear", "pre_layer_norm", "post_layer_norm")
+    attention = ("q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear", "relative_k_proj")
+    short = ("linear_start.linear", "linear_end.linear", "depthwise_conv1d", "pre_layer_norm", "conv_norm")
+    block = set_registration(
+        tower_block("Gemma4AudioLayer", modules, "frames", "frames"),
+        *(f"feed_forward{number}.{name}" for number in (1, 2) for name in mlp), core.name,
+        *(f"self_attn.{name}" for name in attention), *(f"lconv1d.{name}" for name in short),
+        "norm_pre_attn", "norm_post_attn", "norm_out",
+    )  # fmt: skip
+    output, root = config.integer("output_proj_dims", 1536), "model.embed_audio"
+    after = [
+        linear(f"{_ROOT}.output_proj", hidden, output, bias=True),
+        Module(f"{root}.embedding_pre_projection_norm", Norm(output, "l2")),
+        linear(f"{root}.embedding_projection", output, width),
+    ]
+    return Tower(
+        before=tuple(on_rows(module, "frames") for module in before),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 12),
+        after=(*(on_rows(module, "frames") for module in after),
+               Module("audio_features", ImageFeatures(width))),
+        block_prefix=f"{_ROOT}.layers",
+        hidden_size=hidden,
+        rule=SoundRule(_SECONDS_30, merge=1, halvings=len(channels), max_pieces=1),
+    )  # fmt: skip
+
+
+def _gemma4_mlp(name: str, hidden: int, act: str, *, is_clipped: bool) -> list[Module]:
+    """An MLP between clamps and norms, half of which is added."""
+    return [
+        activation(f"{name}.clamp_first", hidden, "clamp"),
+        rms_norm(f"{name}.pre_layer_norm", hidden, kind=NORM),
+        *clipped_linear(f"{name}.ffw_layer_1", hidden, 4 * hidden, is_clipped=is_clipped),
+        activation(f"{name}.act_fn", 4 * hidden, act),
+        *clipped_linear(f"{name}.ffw_layer_2", 4 * hidden, hidden, is_clipped=is_clipped),
+        activation(f"{name}.clamp_last", hidden, "clamp"),
+        rms_norm(f"{name}.post_layer_norm", hidden, kind=NORM),
+        residual(f"{name}.residual", hidden, scales=True),
+    ]
 
 
 def _check_output(config: ConfigReader, output: int, width: int) -> None:

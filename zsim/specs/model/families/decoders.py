@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -62,6 +62,8 @@ class DecoderExperts(_Table):
     gate: str = "mlp.gate"
     """The name of the router's product."""
     score: ScoreFunction = "softmax"
+    score_key: str = ""
+    """The key of its name."""
     normalizes: bool | str = True
     """Whether the chosen scores are divided by their sum, or the key that says it."""
     in_fp32: bool = False
@@ -80,6 +82,10 @@ class DecoderExperts(_Table):
     """The key of their number. None for one MLP."""
     shared_width: tuple[str, int] | None = None
     """The key of the shared MLP's width, where it is not the routed experts'."""
+    norm: str = ""
+    """The name of a norm over the sum of what the experts make."""
+    dense_width: str = ""
+    """The key of the width of MLPs in layers without experts. Empty for `intermediate_size`."""
     name: str = "mlp.experts"
     registers: tuple[str, ...] = ("experts", "gate", "shared", "bias")
     """The order in which the layer registers its parts."""
@@ -134,6 +140,8 @@ class Decoder(_Table):
     is_tied: bool = False
     norm: str = "rms"
     """The kind of norm. "layer" has a bias too, "plain_layer" no weight."""
+    rms_key: str = ""
+    """The key with which norms are RMSNorms, whatever their kind without it."""
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
     """Names of the norms before and after attention, before and after the MLP. Empty for none."""
     registers_norms: tuple[str, ...] = ()
@@ -164,6 +172,8 @@ class Decoder(_Table):
     gates_heads: bool = False
     """All features of a head have one gate."""
     gate_name: str = "gate_proj"
+    has_gate_bias: bool = False
+    """The gates of a head's features have a bias of that head (`gate_bias`)."""
     heads_key: str = ""
     """The key of a list of the layers' numbers of heads."""
     has_sinks: bool = False
@@ -181,8 +191,10 @@ class Decoder(_Table):
     interval_key: str = ""
     global_offset: int = -1
     """The first layer of an interval is global (0), or the last (-1)."""
-    first_is_global: bool = False
-    """The first layer is without a window too."""
+    global_layers: tuple[int, ...] = ()
+    """Numbers of further layers without a window, the negative ones from the last."""
+    window_offset_key: str = ""
+    """The key of a number of first layers, all without a window, behind which the intervals begin."""
     windowed: WindowedLayers = WindowedLayers()
     rotates: Literal["all", "windowed"] = "all"
     """Where a model has windows, only layers with one may have rotary positions."""
@@ -323,8 +335,13 @@ class _Builder:
             else:
                 interval = config.integer(facts.interval_key, interval)
         last = facts.global_offset % interval if interval > 1 else -1
-        local = [window is not None and interval > 0 and index % interval != last for index in range(layers)]
-        local[0] &= not facts.first_is_global
+        first = config.integer(facts.window_offset_key, 0, minimum=0) if facts.window_offset_key else 0
+        local = [
+            window is not None and index >= first and interval > 0 and (index - first) % interval != last
+            for index in range(layers)
+        ]
+        for index in facts.global_layers:
+            local[index] = False
         if facts.first_window is not None and window is not None:
             first = config.integer(*facts.first_window, minimum=0)
             local = [index >= first for index in range(layers)]
@@ -393,10 +410,13 @@ class _Builder:
             return sorted(names, key=lambda name: name == self.facts.mlp_names[1])
         kinds = {experts.name: "experts", experts.gate: "gate"}
         kinds |= {name: "shared" for name in names if name.startswith(f"{experts.shared}.")}
+        kinds[experts.norm] = "norm"
         return sorted(names, key=lambda name: experts.registers.index(kinds.get(name, "bias")))
 
     def _norm(self, name: str) -> Module:
         width, kind = self.shape.hidden, self.facts.norm
+        if self.facts.rms_key and self.config.values.get(self.facts.rms_key) is not None:
+            kind = "rms"
         if kind in ("layer", "plain_layer"):
             return layer_norm(name, width, affine=kind == "layer")
         if kind == "cohere_layer":
@@ -449,6 +469,9 @@ class _Builder:
         if facts.has_sinks or (window is not None and facts.windowed.has_sinks):
             core = replace_op_fields(modules[-2], has_sinks=True)
             modules[-2] = replace(core, name="self_attn", parameters=(Parameter("sinks", (shape.heads,)),))
+        if facts.has_gate_bias:
+            bias = Parameter("gate_bias", (shape.heads,))
+            modules[-2] = replace(modules[-2], name="self_attn", parameters=(bias,))
         if facts.has_output_gate:
             modules[-2:-1] = self._gated(modules[-2], shape.heads, shape.heads * values)
         return modules
@@ -461,14 +484,23 @@ class _Builder:
 
     def _mlp(self) -> list[Module]:
         facts, shape, bias = self.facts, self.shape, self._says(self.facts.mlp_bias)
+        key = facts.experts.dense_width if facts.experts else ""
+        width = self.config.integer(key, shape.ffn) if key else shape.ffn
         if facts.mlp == "gated":
-            return gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=bias)
+            return gated_mlp("mlp", shape.hidden, width, shape.act, bias=bias)
         if facts.mlp == "fused":
             return fused_mlp(facts.mlp_names, shape.hidden, shape.ffn, shape.act, bias=bias)
         modules = plain_mlp(facts.mlp_names, shape.hidden, shape.ffn, shape.act, bias=bias)
         learned = tuple(Parameter(name, (1,)) for name in facts.act_parameters)
         modules[1] = replace(modules[1], parameters=learned)
         return modules
+
+    def _score(self, experts: DecoderExperts) -> ScoreFunction:
+        names: tuple[ScoreFunction, ...] = get_args(ScoreFunction)
+        name = self.config.string(experts.score_key, experts.score) if experts.score_key else experts.score
+        if name not in names:
+            raise self.config.error(f"'{experts.score_key}' is '{name}'; expected {' or '.join(names)}")
+        return names[names.index(name)]
 
     def _experts(self, experts: DecoderExperts) -> list[Module]:
         config, shape = self.config, self.shape
@@ -478,7 +510,7 @@ class _Builder:
         )
         normalizes = experts.normalizes
         choice = Router(
-            0, 0, 0, experts.score, *groups, in_fp32=experts.in_fp32,
+            0, 0, 0, self._score(experts), *groups, in_fp32=experts.in_fp32,
             has_choice_bias=bool(experts.choice_bias),
             normalizes=normalizes if isinstance(normalizes, bool) else config.boolean(normalizes, True),
         )  # fmt: skip
@@ -512,4 +544,6 @@ class _Builder:
                     routed,
                     linear(experts.shared_gate, shape.hidden, 1, shares_input=True),
                 ]
+        if experts.norm:
+            modules.append(self._norm(experts.norm))
         return modules

@@ -81,6 +81,14 @@ def gemma4(config: ConfigReader) -> ModelSpec:
     return _add_embeddings_per_layer(config, model, width, shape.layers) if width else model
 
 
+def gemma4_unified(config: ConfigReader) -> ModelSpec:
+    """The text model of Gemma 4 12B, which has neither experts nor embeddings per layer."""
+    defaults = {"sliding_window": 1024, "max_position_embeddings": 262_144}
+    return gemma4(
+        config.add_defaults(**defaults).override(hidden_size_per_layer_input=0, enable_moe_block=False)
+    )
+
+
 def _first_sharing_layer(config: ConfigReader, kinds: Sequence[str], default: int) -> int:
     """The number of the first layer that reads keys and values of an earlier one of its kind."""
     shared = min(config.integer("num_kv_shared_layers", default, minimum=0), len(kinds))
@@ -189,7 +197,8 @@ class _Gemma4:
             *self._per_layer_input(),
             activation("layer_scalar", hidden, "scale"),
         )
-        return set_registration(Block("Gemma4TextDecoderLayer", modules), *_ORDER)
+        unified = "Unified" if self.config.family == "gemma4_unified_text" else ""
+        return set_registration(Block(f"Gemma4{unified}TextDecoderLayer", modules), *_ORDER)
 
     def _mlp(self, layer: _Layer) -> list[Module]:
         ffn = layer.ffn or self.shape.ffn * (2 if self.has_wide_mlp and layer.reads_keys else 1)

@@ -1,7 +1,7 @@
-"""Qwen of 2023, InternLM 3, SmolLM 3 and EXAONE 3: variants of Llama's block.
+"""Qwen of 2023, SmolLM 3 and EXAONE 3: variants of Llama's block.
 
-Names, shapes and defaults are as in transformers 5.23 (`modular_internlm3.py`, `modeling_smollm3.py` and
-their `configuration_*.py`). Qwen and EXAONE 3 are as in the `modeling_qwen.py` and `modeling_exaone.py` that
+Names, shapes and defaults are as in transformers 5.23 (`modeling_smollm3.py`,
+`configuration_smollm3.py`). Qwen and EXAONE 3 are as in the `modeling_qwen.py` and `modeling_exaone.py` that
 are published with their weights.
 """
 
@@ -74,23 +74,6 @@ def qwen(config: ConfigReader) -> ModelSpec:
         config.integer("max_position_embeddings", 8192),
         final=[rms_norm("transformer.ln_f", hidden)],
     )
-
-
-def internlm3(config: ConfigReader) -> ModelSpec:
-    """InternLM 3 has Llama's block with 2 key/value heads of 128.
-
-    transformers 5.23 runs Llama's own code, which takes one setting for the biases of all four projections.
-    """
-    shape = Shape.read(config, kv_default=2, head_dim=128)
-    bias, mlp_bias = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
-    if bias != mlp_bias:
-        raise config.error(
-            f"'qkv_bias' is {bias} and 'bias' is {mlp_bias}; expected the same value, as transformers has it"
-        )
-    core = attention_modules(shape, qkv_bias=bias, o_bias=bias)
-    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=mlp_bias)
-    block = pre_norm_block("LlamaDecoderLayer", shape, core, mlp)
-    return decoder(config, shape, [block] * shape.layers, max_positions=32768)
 
 
 def rotary_layers(config: ConfigReader, layers: int) -> list[bool]:

@@ -285,7 +285,6 @@ def zamba2(config: ConfigReader) -> ModelSpec:
     bias = config.boolean("add_bias_linear", False)
     mixer = state_space_layer(
         "mamba", shape.hidden, work, taps=config.integer("mamba_d_conv", 4), bias=bias,
-        conv_bias=config.boolean("use_conv_bias", True),
     )  # fmt: skip
     layer = [rms_norm("input_layernorm", shape.hidden), *mixer, residual("mamba.residual", shape.hidden)]
     order = (*_MAMBA2, "input_layernorm")

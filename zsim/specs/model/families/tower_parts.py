@@ -117,6 +117,20 @@ def patch_embedding(
     return on_rows(Module(name, Linear(features, hidden), tuple(parameters), input_gradient=False), "patches")
 
 
+def clipped_linear(
+    name: str, inputs: int, outputs: int, *, is_clipped: bool, shares_input: bool = False
+) -> list[Module]:
+    """A product of Gemma 4's towers, whose input and output are clamped where the file says so."""
+    module = linear(f"{name}.linear", inputs, outputs, shares_input=shares_input and not is_clipped)
+    if not is_clipped:
+        return [module]
+    first, last = (
+        activation(f"{name}.clamp_{which}", features, "clamp")
+        for which, features in (("input", inputs), ("output", outputs))
+    )
+    return [first, module, last]
+
+
 def two_products(names: tuple[str, str, str], inputs: int, inner: int, outputs: int) -> list[Module]:
     return [
         linear(names[0], inputs, inner, bias=True),

@@ -1,5 +1,5 @@
-"""Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (Gemma 3, Idefics 3, SmolVLM),
-Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
+"""Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (PaliGemma, Gemma 3,
+Idefics 3, SmolVLM), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_siglip.py`, `modeling_gemma3.py`,
 `modeling_gemma4.py`, `modeling_internvl.py`, `modeling_llama4.py`, `modeling_pixtral.py`,
@@ -11,6 +11,7 @@ bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.embedding import Embedding
@@ -31,6 +32,7 @@ from zsim.specs.model.families.builders import (
 from zsim.specs.model.families.llama import gated_mlp
 from zsim.specs.model.families.tower_parts import (
     clip_block,
+    clipped_linear,
     learned_scale,
     on_rows,
     patch_embedding,
@@ -50,32 +52,40 @@ _GEMMA4_TOKENS = 280  # of an image, `max_soft_tokens` of image_processing_gemma
 def siglip_tower(config: ConfigReader, width: int) -> Tower:
     """Gemma 3's: SigLIP on 896 x 896 pixels, whose patches are averaged to 256 tokens."""
     hidden, patch = config.integer("hidden_size", 768), config.integer("patch_size", 16)
-    side = config.integer("image_size", 224)
+    side, root = config.integer("image_size", 224), f"model.{_PROJECTOR}"
     if side // patch < 16:
         raise config.error(
             f"'image_size' {side:,} has {side // patch} x {side // patch} patches of {patch}, which are "
             f"averaged to 16 x 16 tokens; expected at least {16 * patch:,}"
         )
+    weight = Parameter("mm_input_projection_weight", (hidden, width))
+    product = Module(f"{root}.mm_input_projection", Linear(hidden, width), (weight,), parameter_owner=root)
+    projector = [rms_norm(f"{root}.mm_soft_emb_norm", hidden, kind="gemma_rms"), product]
+    return _siglip(config, width, projector, side // patch // 16)  # 256 tokens in all
+
+
+def paligemma_tower(config: ConfigReader, width: int) -> Tower:
+    """PaliGemma's: SigLIP, of which every patch is a token."""
+    config = config.add_defaults(
+        hidden_size=1152, intermediate_size=4096, patch_size=14, num_hidden_layers=27, num_attention_heads=16,
+        vision_use_head=False,
+    )  # fmt: skip
+    projector = linear(f"model.{_PROJECTOR}.linear", config.integer("hidden_size"), width, bias=True)
+    return _siglip(config, width, [projector], 1)
+
+
+def _siglip(config: ConfigReader, width: int, projector: list[Module], merge: int) -> Tower:
+    """SigLIP on images of one size, of which so many patches on a side are averaged to a token."""
     if config.boolean("vision_use_head", True):
         raise NotSimulatedError(
-            f"{config.where}: 'vision_use_head' is not false: a tower with a pooling head, which Gemma 3 "
-            "does not use, is not simulated; expected false, as its checkpoints say"
+            f"{config.where}: 'vision_use_head' is not false: a tower with a pooling head, which a language "
+            "model does not use, is not simulated; expected false, as the checkpoints say"
         )
+    hidden, patch = config.integer("hidden_size", 768), config.integer("patch_size", 16)
+    side, inner = config.integer("image_size", 224), config.integer("intermediate_size", 3072)
     root, act = f"{_VISION}.embeddings", config.string("hidden_act", "gelu_pytorch_tanh")
-    inner = config.integer("intermediate_size", 3072)
     block = clip_block(config, "SiglipEncoderLayer", hidden, inner, act, heads=12, registers_norms="before")
-    weight = Parameter("mm_input_projection_weight", (hidden, width))
-    projector = [
-        rms_norm(f"model.{_PROJECTOR}.mm_soft_emb_norm", hidden, kind="gemma_rms"),
-        Module(
-            f"model.{_PROJECTOR}.mm_input_projection",
-            Linear(hidden, width),
-            (weight,),
-            parameter_owner=f"model.{_PROJECTOR}",
-        ),
-    ]
     norm = layer_norm(f"{_VISION}.post_layernorm", hidden)
-    merge = side // patch // 16  # 256 tokens in all
     return Tower(
         before=(
             patch_embedding(f"{root}.patch_embedding", (patch, patch), hidden),
@@ -215,17 +225,7 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
         config.string("hidden_activation", "gelu_pytorch_tanh"),
         config.boolean("use_clipped_linears", False),
     )
-
-    def product(name: str, inputs: int, outputs: int, *, shares_input: bool = False) -> list[Module]:
-        """A product whose input and output are clamped where the file says so."""
-        module = linear(f"{name}.linear", inputs, outputs, shares_input=shares_input and not is_clipped)
-        if not is_clipped:
-            return [module]
-        clamps = [
-            activation(f"{name}.clamp_{which}", features, "clamp")
-            for which, features in (("input", inputs), ("output", outputs))
-        ]
-        return [clamps[0], module, clamps[1]]
+    product = partial(clipped_linear, is_clipped=is_clipped)
 
     def norm(name: str) -> Module:
         return rms_norm(name, hidden, kind=gemma4.NORM)
@@ -281,6 +281,41 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
         block_prefix=f"{_VISION}.encoder.layers",
         hidden_size=hidden,
         rule=ImageRule(patch, merge, 0, _GEMMA4_TOKENS * (merge * patch) ** 2, resizing="fills"),
+    )
+
+
+def gemma4_unified_tower(config: ConfigReader, width: int) -> Tower:
+    """Gemma 4 12B's, which has no blocks: a product of each square of patches, and norms around it. All its
+    modules see the padding to `max_soft_tokens`.
+    """
+    hidden, root = config.integer("mm_embed_dim", 3840), "model.embed_vision"
+    side = config.integer("patch_size", 16) * config.integer("pooling_kernel_size", 3)
+    features = 3 * side * side
+    positions = Module(
+        f"{root}.positions",
+        Embedding(2 * config.integer("mm_posemb_size", 1120), hidden),
+        (Parameter("pos_embedding", (config.integer("mm_posemb_size", 1120), 2, hidden)),),
+        parameter_owner=root,
+        rows_per_token=2.0,
+    )
+    embedder = f"{root}.multimodal_embedder"
+    modules = [
+        positions,
+        replace(layer_norm(f"{root}.patch_ln1", features), input_gradient=False),
+        linear(f"{root}.patch_dense", features, hidden, bias=True),
+        layer_norm(f"{root}.patch_ln2", hidden),
+        residual(f"{root}.add_positions", hidden),
+        layer_norm(f"{root}.pos_norm", hidden),
+        Module(f"{embedder}.embedding_pre_projection_norm", Norm(hidden, "l2")),
+        linear(f"{embedder}.embedding_projection", hidden, width),
+    ]
+    return Tower(
+        before=(),
+        blocks=(),
+        after=projector_modules(modules, width, [module.name for module in modules]),
+        block_prefix=root,
+        hidden_size=hidden,
+        rule=ImageRule(side, 1, 0, _GEMMA4_TOKENS * side**2, resizing="fills"),
     )
 
 
