@@ -20,6 +20,7 @@ from zsim.specs.strategy.registry import workflow_names
 
 _ASSUMED_SAMPLES = (64, 8)  # prompts and samples of each, of rows about one phase alone
 _ASSUMED_PROMPT = 128.0  # tokens, where nothing is said
+_TRIGGER_STEPS, _SCRIPT_STALENESS = 4, 0.5  # of verl's fully asynchronous scripts
 _ASSUMED_SHARE = 0.51
 """Mean length of responses over their cap, where no mean is published: the geometric mean of the twelve rows
 of role calibrate that publish both, 0.26 to 0.81 with caps up to 4,096 tokens, see `calibration`."""
@@ -347,7 +348,25 @@ def _rl_table(
         )
         value = next((int(group) for group in age.groups() if group), 1) if age else 1
         table["max_staleness"] = max(1, value)
+        if framework == "verl" and updates:
+            table |= _stream(row, prompts, round(updates))
     return table
+
+
+def _stream(row: RlRow, prompts: int, updates: int) -> dict[str, Any]:
+    """verl's fully asynchronous loop. What a row does not say is that of its script, as
+    `verl/experimental/fully_async_policy/shell/dapo_7b_math_fsdp2_64_64.sh` at b178a3cd has it.
+    """
+    notes = row.text("notes")
+    staleness = re.search(r"staleness ([\d.]+)", notes)
+    batches = re.search(r"require_batches (\d+)|sync every \d+ x (\d+)", notes)
+    mini_batches = int(batches[1] or batches[2]) if batches else updates // _TRIGGER_STEPS
+    value = float(staleness[1]) if staleness else _SCRIPT_STALENESS
+    return {
+        "max_staleness": value,
+        "partial_rollout": value > 0,
+        "stream_prompts": prompts * mini_batches // updates,
+    }
 
 
 def _framework(row: RlRow, assumptions: list[str]) -> str:

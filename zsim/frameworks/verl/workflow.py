@@ -66,6 +66,7 @@ WORKFLOW = RlFramework(
     },
     has_reference=False,
     reload_bandwidth=RELOAD_BANDWIDTH,
+    streams=True,
     recomputes_caches=True,
     fill="even",
     padding="cap",

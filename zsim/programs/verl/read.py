@@ -211,6 +211,7 @@ def _read_apart(keys: FileValues, mini_prompts: int) -> tuple[int, dict[str, Any
     file.note(f"a step is what is trained on between two syncs: {syncs} times {batches} mini-batches")
     separate |= {
         "max_staleness": threshold,
+        "stream_prompts": batches * mini_prompts,
         "partial_rollout": keys.get("async_training.partial_rollout", True) if threshold else None,
     }
     return syncs * batches * mini_prompts, separate

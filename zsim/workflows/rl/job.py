@@ -27,6 +27,9 @@ MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 MAX_SAMPLES = 2**18
 """Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
 8,192). Drawing and packing more takes longer than anybody waits."""
+STREAMED_PROMPTS = 16
+"""Prompts of a replica that are under way at once in verl's stream (b178a3cd verl/experimental/
+fully_async_policy/fully_async_rollouter.py, `max_concurrent_samples`)."""
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -94,8 +97,18 @@ class RlJob:
 
     @property
     def is_synchronous(self) -> bool:
-        """Every response is of the newest policy, so that rollouts and updates take turns."""
-        return self.max_staleness == 0
+        """Rollouts and updates take turns, so that every response is of the newest policy."""
+        return self.max_staleness == 0 and not self.streams
+
+    @property
+    def streams(self) -> bool:
+        """The trainer takes prompts as they end."""
+        return self.table.stream_prompts is not None
+
+    @property
+    def chunks(self) -> int:
+        """Times that the trainer takes prompts in a step."""
+        return self.table.prompts_per_step // (self.table.stream_prompts or self.table.prompts_per_step)
 
     @property
     def recomputes_caches(self) -> bool:
@@ -105,6 +118,8 @@ class RlJob:
     @property
     def max_prompts_in_flight(self) -> int | None:
         """Prompts that are under way at once. None for as many as may be started."""
+        if self.streams:
+            return STREAMED_PROMPTS * self.replicas
         if self.is_synchronous or not self.framework.limits_prompts_in_flight:
             return None
         return ceil(self.table.prompts_per_step * self.max_staleness)
@@ -374,6 +389,7 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "over_sampling beside turns of an environment",
             table.environment.turns > 1 and table.over_sampling > 1,
         ),
+        ("sampling_rounds beside stream_prompts", table.sampling_rounds > 1 and bool(table.stream_prompts)),
         ("over_sampling with placement 'async'", table.over_sampling > 1 and table.placement == "async"),
         ("algorithm = 'dpo', whose pairs are data,", table.algorithm == "dpo"),
     ):
@@ -404,10 +420,32 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "rl.sync.overlap: found true where every response is of the newest policy, so that the rollout "
             "waits for its weights; expected false, or placement 'async' with max_staleness above 0"
         )
+    if table.stream_prompts is not None:
+        _check_stream(table, framework)
     if table.max_staleness and table.placement != "async":
         raise InputError(
             f"rl.max_staleness: found {table.max_staleness:g} with placement '{table.placement}', where "
             "every response is of the newest policy; expected 0, or placement 'async'"
+        )
+
+
+def _check_stream(table: RlTable, framework: RlFramework) -> None:
+    if not framework.streams:
+        raise InputError(
+            f"rl.stream_prompts: {framework.name} takes whole batches; expected framework 'verl', or none"
+        )
+    if table.placement != "async":
+        raise InputError(
+            f"rl.stream_prompts: found {table.stream_prompts} with placement '{table.placement}', where the "
+            "trainer waits for the whole rollout; expected none, or placement 'async'"
+        )
+    assert table.stream_prompts is not None
+    samples = table.stream_prompts * table.samples_per_prompt
+    mini_batch = table.mini_batch_samples or table.prompts_per_step * table.samples_per_prompt
+    if table.prompts_per_step % table.stream_prompts or samples % mini_batch:
+        raise InputError(
+            f"rl.stream_prompts: found {table.stream_prompts}, expected a divisor of the "
+            f"{table.prompts_per_step:,} prompts of a step, whose samples are whole mini-batches of {mini_batch:,}"
         )
 
 

@@ -318,6 +318,11 @@ class RlTable(StrictTable):
         description="responses that have not ended at a sync go on with the new weights, else they end "
         "before it, or are dropped where over_sampling is above 1; left out: the framework's",
     )
+    stream_prompts: Count | None = Field(
+        default=None,
+        description="prompts that the trainer of an asynchronous loop takes at once, as soon as so many have "
+        "ended, whenever they were started; left out: those of a step, in the order of their starts",
+    )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         default=1.0, description="prompts that are started for each that is trained on"
     )
