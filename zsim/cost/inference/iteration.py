@@ -73,13 +73,10 @@ class HostRates:
     """Seconds more for each running sequence."""
     is_overlapped: bool
     """The next iteration is scheduled while the GPU runs this one."""
-    seconds_per_expert_layer: float = 0.0
-    """Seconds more for each layer with experts."""
 
-    def seconds_for(self, sequences: int, expert_layers: int = 0) -> float:
+    def seconds_for(self, sequences: int) -> float:
         """Seconds of an iteration."""
-        layers = self.seconds_per_expert_layer * expert_layers
-        return self.seconds + self.seconds_per_sequence * sequences + layers
+        return self.seconds + self.seconds_per_sequence * sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,7 @@ class IterationPricer:
         launching = 0.0
         if not is_pure or verified > self.max_graph:
             launching = self.num_kernels * self.launch_seconds
-        host = self.host.seconds_for(sampled, sum(self.model.experts.values()))
+        host = self.host.seconds_for(sampled)
         busy = max(gpu_seconds, launching)
         seconds = max(busy, host) if self.host.is_overlapped else busy + host
         return seconds / self.speculation.tokens_per_iteration if is_pure else seconds

@@ -9,7 +9,7 @@ from math import ceil, gcd
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, HostRates, IterationPricer, Speculation
+from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, IterationPricer, Speculation
 from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
@@ -20,7 +20,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
 from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
 from zsim.workflows.rl.samples import Samples, draw_samples
-from zsim.workflows.rollout.engine import tensor_all_reduce
+from zsim.workflows.rollout.engine import Engine, engine_of, tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
 
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
@@ -71,7 +71,7 @@ class RlJob:
     sync: SyncRates
     offloads: Offloads
     limits: EngineLimits
-    host: HostRates
+    engine: Engine
     enforces_eager: bool
     has_adapters: bool
     """The engine computes with adapters beside the weights."""
@@ -153,11 +153,11 @@ class RlJob:
         return IterationPricer(
             self.model,
             gpu,
-            self.host,
+            self.engine.loop_host,
             max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
             uses_graphs=not self.enforces_eager,
             launch_seconds=EAGER_KERNEL_SECONDS
-            if self.enforces_eager
+            if self.enforces_eager or not self.engine.captures_prompts
             else self.cluster.host.seconds_per_launch,
             has_adapters=self.has_adapters,
             speculation=Speculation(self.table.rollout.draft_tokens, self.table.rollout.acceptance or 0.0),
@@ -228,7 +228,8 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     transport = _transport(table, framework)
     sync = _sync(table, framework.syncs[transport])
     offloads = _offloads(table, framework)
-    limits = _limits(table, framework, cluster, model)
+    engine = _engine(table, framework)
+    limits = _limits(table, framework, cluster, model, engine)
     return RlJob(
         experiment,
         table,
@@ -254,7 +255,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         sync,
         offloads,
         limits,
-        framework.host_of(table.placement),
+        engine,
         _enforces_eager(table, framework, has_adapters),
         has_adapters,
         _staleness(table),
@@ -559,7 +560,19 @@ def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
     )
 
 
-def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel) -> EngineLimits:
+def _engine(table: RlTable, framework: RlFramework) -> Engine:
+    name = table.rollout.engine or framework.engines[0]
+    if name not in framework.engines:
+        raise InputError(
+            f"rl.rollout.engine: {framework.name} has no '{name}'; expected {' or '.join(framework.engines)}"
+        )
+    is_ray = framework.runs_engines_by_ray and table.rollout.tensor > 1
+    return engine_of(name, table.rollout.engine_version or "", is_ray=is_ray)
+
+
+def _limits(
+    table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel, engine: Engine
+) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of its memory."""
     rollout = table.rollout
     return engine_limits(
@@ -569,6 +582,7 @@ def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: Ser
         rollout.max_num_seqs or framework.max_num_seqs,
         rollout.max_num_batched_tokens or framework.max_num_batched_tokens,
         prefix_caching=rollout.prefix_caching,
+        reserves_responses=engine.reserves_responses,
     )
 
 

@@ -149,6 +149,11 @@ class RolloutTable(StrictTable):
     engine: Literal["vllm", "sglang", "trtllm"] | None = Field(
         default=None, description="the inference engine; left out: the framework's"
     )
+    engine_version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\w+)*$")] | None = Field(
+        default=None,
+        description='its release, as "0.11": vLLM before 0.14, and before 0.25 under Ray, does not schedule an '
+        "iteration while the one before it runs; left out: a recent one",
+    )
     gpus: Count | None = Field(
         default=None,
         description="GPUs of the rollout where it has its own, taken from the job's; left out: half of them",
