@@ -446,7 +446,8 @@ def _check_stream(table: RlTable, framework: RlFramework) -> None:
     if table.prompts_per_step % table.stream_prompts or samples % mini_batch:
         raise InputError(
             f"rl.stream_prompts: found {table.stream_prompts}, expected a divisor of the "
-            f"{table.prompts_per_step:,} prompts of a step, whose samples are whole mini-batches of {mini_batch:,}"
+            f"{table.prompts_per_step:,} prompts of a step, whose samples are whole mini-batches of "
+            f"{mini_batch:,}"
         )
 
 

@@ -17,11 +17,11 @@ that have ended, so that engines are as full as one batch makes them.
 samples than `_MAX_SAMPLES` as many replicas are simulated as have that many, with their part of the prompts.
 
 [Note: stream] verl's fully asynchronous loop queues prompts as they end. Its trainer takes the first
-`stream_prompts` of the queue, whenever they were started, and engines get new weights when a step's prompts have
-been taken, with or without waiting for what runs (b178a3cd verl/experimental/fully_async_policy/
-fully_async_trainer.py `_get_samples_from_queue`, fully_async_rollouter.py `_processor_worker` and `pause`). So even
-without staleness it trains while the step's other prompts are generated, and long responses may be older than
-the staleness says.
+`stream_prompts` of the queue, whenever they were started, and engines get new weights when a step's prompts
+have been taken, with or without waiting for what runs (b178a3cd verl/experimental/fully_async_policy/,
+fully_async_trainer.py `_get_samples_from_queue`, fully_async_rollouter.py `_processor_worker` and `pause`).
+So even without staleness it trains while the step's other prompts are generated, and long responses may be
+older than the staleness says.
 
 [Note: enough prompts] With over-sampling a batch has more prompts than a step trains on, and is complete when
 enough of them have all their responses. The others are aborted: their tokens are lost, or with partial

@@ -37,10 +37,10 @@ class Engine:
 
 _SERVED = HostRates(1e-3, 8e-6, is_overlapped=True)
 _LOOP_SECONDS = 70e-6
-"""Python of a sequence that gets a token and its log-probability, each a text and an object of its own: fitted to
-six steps of NeMo-RL v0.5 on H100 (8B, 30B-A3B and 32B, colocated and asynchronous, all with `logprobs=0`,
-nemo_rl/models/generation/vllm/vllm_worker.py), whose mean error is 5 %. One text alone is a call of 5 to 20 us
-(vllm-project/vllm pull request 54050)."""
+"""Python of a sequence that gets a token and its log-probability, each a text and an object of its own:
+fitted to six steps of NeMo-RL v0.5 on H100 (8B, 30B-A3B and 32B, colocated and asynchronous, all with
+`logprobs=0`, nemo_rl/models/generation/vllm/vllm_worker.py), whose mean error is 5 %. One text alone is a
+call of 5 to 20 us (vllm-project/vllm pull request 54050)."""
 _LOOP = HostRates(1e-3, _LOOP_SECONDS, is_overlapped=True)
 """Those of SGLang and TensorRT-LLM are assumed to take as long as vLLM's."""
 _GENERATE = HostRates(3e-3, 0.0, is_overlapped=False)
@@ -61,9 +61,9 @@ VLLM_OVERLAPS = (0, 14)
 """The release of vLLM from which an iteration is scheduled while the one before it runs, by default
 (`config/scheduler.py`, `async_scheduling`). SGLang (0.4) and TensorRT-LLM's PyTorch backend do so as well."""
 RAY_OVERLAPS = (0, 25)
-"""The same where Ray runs the ranks of an engine. 0.17.1 says that its executor does not support it (gpustack/
-gpustack #4979), one that does came later (vllm-project/vllm pull request 36836), and is the default of 0.25.1
-(NVIDIA-NeMo/RL 7ea279ab nemo_rl/models/generation/vllm/patches.py)."""
+"""The same where Ray runs the ranks of an engine. 0.17.1 says that its executor does not support it
+(gpustack/gpustack #4979). One that does (vllm-project/vllm pull request 36836) is the default of 0.25.1, and
+not of 0.20 (NVIDIA-NeMo/RL 7ea279ab nemo_rl/models/generation/vllm/patches.py)."""
 
 
 def engine_of(name: str, version: str = "", *, is_ray: bool = False) -> Engine:

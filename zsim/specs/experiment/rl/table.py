@@ -151,8 +151,8 @@ class RolloutTable(StrictTable):
     )
     engine_version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\w+)*$")] | None = Field(
         default=None,
-        description='its release, as "0.11": vLLM before 0.14, and before 0.25 under Ray, does not schedule an '
-        "iteration while the one before it runs; left out: a recent one",
+        description='its release, as "0.11": vLLM before 0.14, and before 0.25 under Ray, does not schedule '
+        "an iteration while the one before it runs; left out: a recent one",
     )
     gpus: Count | None = Field(
         default=None,
