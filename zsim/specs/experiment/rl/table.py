@@ -30,9 +30,10 @@ training logs print.
 
 # See [Note: annotations of tables].
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.strategy.choices import default_workflow
@@ -149,7 +150,7 @@ class RolloutTable(StrictTable):
     engine: Literal["vllm", "sglang", "trtllm"] | None = Field(
         default=None, description="the inference engine; left out: the framework's"
     )
-    engine_version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\w+)*$")] | None = Field(
+    engine_version: str | None = Field(
         default=None,
         description='its release, as "0.11": vLLM before 0.14, and before 0.25 under Ray, does not schedule '
         "an iteration while the one before it runs; left out: a recent one",
@@ -189,6 +190,13 @@ class RolloutTable(StrictTable):
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="part of the proposed tokens that is accepted; left out: without proposals"
     )
+
+    @field_validator("engine_version")
+    @classmethod
+    def _check_release(cls, value: str | None) -> str | None:
+        if value is not None and re.match(r"\d+\.\d+", value) is None:
+            raise ValueError(f"found '{value}', expected a release, as \"0.11\"")
+        return value
 
 
 class SyncTable(StrictTable):
