@@ -228,12 +228,9 @@ class IterationPricer:
         logits_bytes = sampled * model.head.out_features * 4
         seconds += 4 * logits_bytes / self.gpu.memory.bandwidth  # softmax in fp32, and the choice
         if model.layout.tensor > 1:
-            seconds += 2 * model.num_layers * self._all_reduce_seconds(hidden_bytes)
+            reduction = self.all_reduce.seconds_of(hidden_bytes, model.layout.tensor)
+            seconds += 2 * model.num_layers * reduction
         return seconds
-
-    def _all_reduce_seconds(self, num_bytes: float) -> float:
-        ranks = self.model.layout.tensor
-        return self.all_reduce.seconds + 2 * (ranks - 1) / ranks * num_bytes / self.all_reduce.bandwidth
 
     def _exchange_seconds(self, num_bytes: float) -> float:
         """Seconds in which the rows of all groups come to the experts' ranks, and back: an all-gather and a

@@ -14,6 +14,10 @@ from zsim.specs.cluster.decode import SmallAllReduce
 from zsim.specs.topology.topology import Topology
 
 _SMALL_BYTES, _LARGE_BYTES = 2**15, 2**23  # of the all-reduces from which others are interpolated
+_LARGE_SHARE = 0.5
+"""Part of a small all-reduce between nodes that one of 128 KiB to 1 MiB takes more: 109 to 128 us on 2 nodes
+against 79 us of 4 KiB (H100 with EFA, aws-samples/awsome-distributed-training 7217859f nccl-tests README), 83
+to 119 us on 4 nodes against 69 us of 32 KiB (stas00/ml-engineering 744d01e1 network/benchmarks README)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,4 +103,6 @@ def tensor_all_reduce(cluster: Cluster, ranks: int) -> SmallAllReduce | None:
     share = 2 * (ranks - 1) / ranks
     bandwidth = share * (_LARGE_BYTES - _SMALL_BYTES) / (large - small)
     fixed = max(0.0, small - share * _SMALL_BYTES / bandwidth)
-    return SmallAllReduce.model_construct(seconds=fixed, bandwidth=bandwidth)
+    return SmallAllReduce.model_construct(
+        seconds=fixed, bandwidth=bandwidth, large_seconds=_LARGE_SHARE * fixed
+    )
