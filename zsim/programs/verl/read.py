@@ -25,7 +25,7 @@ _MEGATRON_DEFAULTS = {
     "sequence_parallel": True, "use_distributed_optimizer": True,
     "attention_backend": "flash", "accumulate_allreduce_grads_in_fp32": True,
 }  # fmt: skip
-_ENGINES = ("vllm", "sglang")
+_ENGINES = ("vllm", "sglang", "trtllm")
 # Estimator of advantages (trainer/ppo/core_algos.py) -> the algorithm whose passes it has.
 _ALGORITHMS = {
     "gae": "ppo", "grpo": "grpo", "grpo_passk": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo",
