@@ -186,7 +186,7 @@ def test_every_call_of_the_trainer_has_the_time_that_is_none_of_its_passes() -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"framework": "slime"}, "rl.stream_prompts: slime takes whole batches"),
+        ({"framework": "slime"}, "found 4 with placement 'async', in which the trainer of slime waits"),
         ({"placement": "split"}, "found 4 with placement 'split'"),
         ({"stream_prompts": 3}, "found 3, expected a divisor of the 16 prompts"),
         ({"mini_batch_samples": 64}, "whose samples are whole mini-batches of 64"),

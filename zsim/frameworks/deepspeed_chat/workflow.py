@@ -11,7 +11,7 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="DeepSpeed-Chat",
-    engines=("deepspeed",),
+    engines=("generate",),
     memory_utilization={"colocated": 0.6},
     max_num_seqs=1024,
     max_num_batched_tokens=32768,

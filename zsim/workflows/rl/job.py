@@ -27,9 +27,7 @@ MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 MAX_SAMPLES = 2**18
 """Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
 8,192). Drawing and packing more takes longer than anybody waits."""
-STREAMED_PROMPTS = 16
-"""Prompts of a replica that are under way at once in verl's stream (b178a3cd verl/experimental/
-fully_async_policy/fully_async_rollouter.py, `max_concurrent_samples`)."""
+STREAMED_PROMPTS = 16  # of a replica under way at once in verl's stream, see [Note: stream] of `loop`
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -422,7 +420,7 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "waits for its weights; expected false, or placement 'async' with max_staleness above 0"
         )
     if table.stream_prompts is not None:
-        _check_stream(table, framework)
+        _check_stream(table.stream_prompts, table, framework)
     if table.max_staleness and table.placement != "async":
         raise InputError(
             f"rl.max_staleness: found {table.max_staleness:g} with placement '{table.placement}', where "
@@ -430,24 +428,18 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
         )
 
 
-def _check_stream(table: RlTable, framework: RlFramework) -> None:
-    if not framework.streams:
+def _check_stream(prompts: int, table: RlTable, framework: RlFramework) -> None:
+    if not framework.streams or table.placement != "async":
         raise InputError(
-            f"rl.stream_prompts: {framework.name} takes whole batches; expected framework 'verl', or none"
+            f"rl.stream_prompts: found {prompts} with placement '{table.placement}', in which the trainer of "
+            f"{framework.name} waits for the whole rollout; expected none"
         )
-    if table.placement != "async":
+    total = table.prompts_per_step
+    mini_batch = table.mini_batch_samples or total * table.samples_per_prompt
+    if total % prompts or prompts * table.samples_per_prompt % mini_batch:
         raise InputError(
-            f"rl.stream_prompts: found {table.stream_prompts} with placement '{table.placement}', where the "
-            "trainer waits for the whole rollout; expected none, or placement 'async'"
-        )
-    assert table.stream_prompts is not None
-    samples = table.stream_prompts * table.samples_per_prompt
-    mini_batch = table.mini_batch_samples or table.prompts_per_step * table.samples_per_prompt
-    if table.prompts_per_step % table.stream_prompts or samples % mini_batch:
-        raise InputError(
-            f"rl.stream_prompts: found {table.stream_prompts}, expected a divisor of the "
-            f"{table.prompts_per_step:,} prompts of a step, whose samples are whole mini-batches of "
-            f"{mini_batch:,}"
+            f"rl.stream_prompts: found {prompts}, expected a divisor of the {total:,} prompts of a step "
+            f"whose samples are whole mini-batches of {mini_batch:,}"
         )
 
 

@@ -18,10 +18,11 @@ samples than `_MAX_SAMPLES` as many replicas are simulated as have that many, wi
 
 [Note: stream] verl's fully asynchronous loop queues prompts as they end. Its trainer takes the first
 `stream_prompts` of the queue, whenever they were started, and engines get new weights when a step's prompts
-have been taken, with or without waiting for what runs (b178a3cd verl/experimental/fully_async_policy/,
-fully_async_trainer.py `_get_samples_from_queue`, fully_async_rollouter.py `_processor_worker` and `pause`).
-So even without staleness it trains while the step's other prompts are generated, and long responses may be
-older than the staleness says.
+have been taken, with or without waiting for what runs. Of a replica 16 prompts are under way at once
+(b178a3cd verl/experimental/fully_async_policy/, fully_async_trainer.py `_get_samples_from_queue`,
+fully_async_rollouter.py `_processor_worker`, `pause` and `max_concurrent_samples`). So even without staleness
+it trains while the step's other prompts are generated, and long responses may be older than the staleness
+says.
 
 [Note: enough prompts] With over-sampling a batch has more prompts than a step trains on, and is complete when
 enough of them have all their responses. The others are aborted: their tokens are lost, or with partial

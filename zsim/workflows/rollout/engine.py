@@ -56,7 +56,7 @@ ENGINES: Mapping[str, Engine] = {
         Engine("vllm", 1024, 8192, _SERVED, _LOOP),
         Engine("sglang", 1024, 8192, _SERVED, _LOOP),
         Engine("trtllm", 2048, 8192, _SERVED, _LOOP, reserves_responses=True, captures_prompts=False),
-        Engine("deepspeed", 1024, 32768, _GENERATE, _GENERATE),
+        Engine("generate", 1024, 32768, _GENERATE, _GENERATE),
     )
 }  # fmt: skip
 """TensorRT-LLM's graphs are of pure decoding unless `torch_compile_config` asks for parts (03e27c7d
