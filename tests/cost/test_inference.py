@@ -9,6 +9,7 @@ from zsim.cost.inference.layers import EngineLayout, served_model
 from zsim.errors import NotSimulatedError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.library import Library
+from zsim.workflows.rollout.engine import tensor_all_reduce
 
 NO_HOST = HostRates(0.0, 0.0, is_overlapped=True)
 
@@ -139,3 +140,14 @@ def test_a_graph_is_of_one_of_the_captured_sizes() -> None:
     assert padded_batch(385, 2048, sizes) == 512
     assert padded_batch(1025, 1536, sizes) == 1536
     assert padded_batch(1537, 1536, sizes) == 1537
+
+
+def test_all_reduces_between_nodes_take_half_as_long_again_from_128_kib_on() -> None:
+    """As nccl-tests have it on 2 and 4 nodes. Those of one node are kernels of the engine's own."""
+    cluster = Library().cluster("dgx-h100")
+    assert tensor_all_reduce(cluster, 8) is None
+    nodes = tensor_all_reduce(cluster, 16)
+    assert nodes is not None
+    small, large = nodes.seconds_of(2**15, 16), nodes.seconds_of(2**17, 16)
+    assert 1.4 < large / small < 1.6
+    assert nodes.seconds_of(2**19, 16) < 1.1 * large

@@ -268,7 +268,7 @@ def test_verls_fully_asynchronous_step_is_what_is_trained_on_between_syncs() -> 
     found = read(command)
     table = rollout_of(found)
     assert (found.gpus, table.rollout.gpus, table.placement) == (12, 4, "async")
-    assert (table.prompts_per_step, table.mini_batch_samples) == (128, 128)
+    assert (table.prompts_per_step, table.mini_batch_samples, table.stream_prompts) == (128, 128, 32)
     assert (table.max_staleness, table.partial_rollout, table.old_logprobs) == (0.5, True, "rollout")
     assert any("between two syncs: 4 times 2 mini-batches" in note for note in found.notes)
     exact = rollout_of(read(command.replace("threshold=0.5", "threshold=0")))

@@ -156,17 +156,16 @@ def requirements() -> Mapping[str, tuple[SettingRequirement, ...]]:
 
 
 def refusal_lines() -> Iterator[str]:
-    """The tables in Markdown."""
-    yield "| where | refused |"
-    yield "|---|---|"
+    """The lists of what is refused and the tables of what needs another setting, in Markdown."""
     for title, rows in refusals().items():
-        cells = [
-            f"{', '.join(f'`{setting}`' for setting in settings)} ({feature})"
-            for feature, settings in _joined(rows).items()
-        ]
-        yield f"| {title} | {'; '.join(cells)} |"
-    for title, requirement_rows in requirements().items():
+        yield f"**{title}**"
         yield ""
+        for feature, settings in _joined(rows).items():
+            yield f"- {', '.join(f'`{setting}`' for setting in settings)}: {feature}"
+        yield ""
+    for number, (title, requirement_rows) in enumerate(requirements().items()):
+        if number:
+            yield ""
         yield f"Settings of `[strategy]` that {title} takes only together with others:"
         yield ""
         yield "| setting | needs |"

@@ -132,6 +132,71 @@ def test_a_fraction_of_a_step_lies_between_its_neighbours() -> None:
     assert seconds[0] > seconds[2] > seconds[3]
 
 
+STREAM = {
+    "framework": "verl", "placement": "async", "max_staleness": 0, "mini_batch_samples": 32,
+    "rollout": {"gpus": 4, "balance": "least-loaded"},
+}  # fmt: skip
+
+
+def test_a_stream_of_whole_steps_without_staleness_takes_turns() -> None:
+    seconds = {"training": 4.0, "weight_sync": 0.5}
+    lengths = {**LENGTHS, "response": {"values": [300]}, "prompt": {"values": [100]}}
+    turns = looped(resolved(**STREAM, lengths=lengths), **seconds)
+    stream = looped(resolved(**STREAM, lengths=lengths, stream_prompts=16), **seconds)
+    assert stream.seconds == pytest.approx(turns.seconds, rel=1e-12)
+    assert stream.exposed_rollout == pytest.approx(turns.exposed_rollout)
+
+
+def test_a_stream_trains_while_the_rest_of_the_step_is_generated() -> None:
+    """All but the last chunk of a fast trainer are hidden behind the rollout, which is as long as before."""
+    job = resolved(**STREAM, stream_prompts=4)
+    alone = looped(job).seconds
+    step = looped(job, training=0.04, weight_sync=0.5)
+    assert job.chunks == 4
+    assert step.seconds == pytest.approx(alone + 0.01 + 0.5, abs=0.005)
+    assert step.max_staleness == 0
+    slow = looped(job, training=400.0)
+    assert 400 < slow.seconds < looped(resolved(**STREAM), training=400.0).seconds
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_stream_trains_on_every_sample_once_whenever_it_ended(partial: bool) -> None:
+    """It takes what ends first, so that a long response may be older than half a step."""
+    stream = {**STREAM, "max_staleness": 0.5, "partial_rollout": partial}
+    seconds = {"training": 2.0, "weight_sync": 0.1}
+    step = looped(resolved(**stream, stream_prompts=4), **seconds)
+    numbers = [request.number for request in step.requests]
+    assert len(set(numbers)) == len(numbers) == step.steps * 128
+    assert step.dropped_tokens == 0
+    assert 0 < step.mean_staleness <= step.max_staleness
+    ends = [request.end_seconds for request in step.requests]
+    groups = [max(ends[start : start + 8]) for start in range(0, len(ends), 8)]
+    assert groups == sorted(groups)
+    assert step.exposed_rollout < looped(resolved(**stream), **seconds).exposed_rollout
+
+
+def test_every_call_of_the_trainer_has_the_time_that_is_none_of_its_passes() -> None:
+    """3.5 s of verl's updates: of four calls of a step three times more than of one."""
+    once, four = (
+        phase_times(resolved(**STREAM, stream_prompts=prompts), simulator()).training for prompts in (16, 4)
+    )
+    assert four - once == pytest.approx(3 * 3.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"framework": "slime"}, "found 4 with placement 'async', in which the trainer of slime waits"),
+        ({"placement": "split"}, "found 4 with placement 'split'"),
+        ({"stream_prompts": 3}, "found 3, expected a divisor of the 16 prompts"),
+        ({"mini_batch_samples": 64}, "whose samples are whole mini-batches of 64"),
+    ],
+)
+def test_streams_are_verls_and_of_whole_mini_batches(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolved(**{**STREAM, "stream_prompts": 4, **changes})
+
+
 def test_every_sample_is_trained_on_once() -> None:
     step = looped(resolved(placement="async", max_staleness=2, rollout={"gpus": 4}), training=4.0)
     numbers = [request.number for request in step.requests]

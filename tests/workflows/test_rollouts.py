@@ -345,6 +345,34 @@ def test_an_engine_that_does_not_fit_beside_the_trainer_says_what_to_change() ->
     assert simulate_rl(offloaded, simulator()).memory["rollout"].total < result.memory["rollout"].total
 
 
+def test_an_engine_that_schedules_ahead_hides_its_python() -> None:
+    """vLLM since 0.14, and since 0.25 where Ray runs its ranks: NeMo-RL's of more than one GPU."""
+    seconds = {
+        (tensor, version): looped(resolved(rollout={"tensor": tensor, "engine_version": version})).rollout
+        for tensor in (1, 2)
+        for version in ("0.11.2", "0.17.1", "0.25")
+    }
+    assert seconds[1, "0.17.1"] == seconds[1, "0.25"] < 0.95 * seconds[1, "0.11.2"]
+    assert seconds[2, "0.25"] < 0.95 * seconds[2, "0.17.1"]
+    assert seconds[2, "0.17.1"] == seconds[2, "0.11.2"]
+
+
+def test_an_engine_is_the_one_that_is_said() -> None:
+    """TensorRT-LLM reserves whole answers, and computes prompts without graphs."""
+    vllm, trtllm = (resolved(framework="verl", rollout={"engine": name}) for name in ("vllm", "trtllm"))
+    assert trtllm.limits.reserves_responses
+    assert not vllm.limits.reserves_responses
+    assert trtllm.pricer().launch_seconds > vllm.pricer().launch_seconds
+
+
+@pytest.mark.parametrize("framework", ["trl", "openrlhf", "prime-rl", "slime"])
+def test_an_engine_that_a_framework_has_not_is_refused(framework: str) -> None:
+    placement = "async" if framework == "prime-rl" else "split"
+    rollout = {"engine": "trtllm", "gpus": 4}
+    with pytest.raises(InputError, match=r"rl.rollout.engine: .* has no 'trtllm'; expected (vllm|sglang)$"):
+        resolved(framework=framework, placement=placement, rollout=rollout)
+
+
 def test_adapters_run_without_graphs() -> None:
     plain = experiment(lengths=LENGTHS)
     with_adapters = type(plain)(

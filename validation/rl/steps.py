@@ -20,6 +20,7 @@ from zsim.specs.strategy.registry import workflow_names
 
 _ASSUMED_SAMPLES = (64, 8)  # prompts and samples of each, of rows about one phase alone
 _ASSUMED_PROMPT = 128.0  # tokens, where nothing is said
+_TRIGGER_STEPS, _SCRIPT_STALENESS = 4, 0.5  # of verl's fully asynchronous scripts
 _ASSUMED_SHARE = 0.51
 """Mean length of responses over their cap, where no mean is published: the geometric mean of the twelve rows
 of role calibrate that publish both, 0.26 to 0.81 with caps up to 4,096 tokens, see `calibration`."""
@@ -39,6 +40,18 @@ to ordinary memory (trainer/rl/broadcast/filesystem.py, trainer/weights.py `gath
 Between forward and backward the host reads the position of every token of a micro-batch from the GPU, one by
 one, to find where responses begin: a kernel and a copy each (trainer/utils.py `get_response_lengths`, until
 fa21395a of 15 June)."""
+_ENGINE_VERSIONS: Mapping[str, Mapping[tuple[int, int], str]] = {
+    "nemo-rl": {(0, 3): "0.9.0", (0, 4): "0.10.0", (0, 5): "0.11.2", (0, 6): "0.17.1", (0, 7): "0.20.0"},
+    "verl": {
+        (0, 3): "0.8.2",
+        (0, 4): "0.8.5",
+        (0, 5): "0.8.5",
+        (0, 6): "0.11.0",
+        (0, 7): "0.12.0",
+        (0, 8): "0.12.0",
+    },
+}
+"""vLLM's by release: NeMo-RL's pyproject.toml, and the newest that verl's setup.py takes."""
 _VERL_LOGS = r"-bsz?\d+_(\d+)-"
 """Samples of a micro-batch on a GPU, in names of verl's logs as in "Qwen2.5-7B-bsz64_8-prompt512-...": their
 scripts have one `ppo_micro_batch_size` of 64 for all of 8 GPUs, and `use_remove_padding` (verl-project/verl
@@ -347,7 +360,25 @@ def _rl_table(
         )
         value = next((int(group) for group in age.groups() if group), 1) if age else 1
         table["max_staleness"] = max(1, value)
+        if framework == "verl" and updates:
+            table |= _stream(row, prompts, round(updates))
     return table
+
+
+def _stream(row: RlRow, prompts: int, updates: int) -> dict[str, Any]:
+    """verl's fully asynchronous loop. What a row does not say is that of its script, as
+    `verl/experimental/fully_async_policy/shell/dapo_7b_math_fsdp2_64_64.sh` at b178a3cd has it.
+    """
+    notes = row.text("notes")
+    staleness = re.search(r"staleness ([\d.]+)", notes)
+    batches = re.search(r"require_batches (\d+)|sync every \d+ x (\d+)", notes)
+    mini_batches = int(batches[1] or batches[2]) if batches else updates // _TRIGGER_STEPS
+    value = float(staleness[1]) if staleness else _SCRIPT_STALENESS
+    return {
+        "max_staleness": value,
+        "partial_rollout": value > 0,
+        "stream_prompts": prompts * mini_batches // updates,
+    }
 
 
 def _framework(row: RlRow, assumptions: list[str]) -> str:
@@ -417,7 +448,20 @@ def _rollout(row: RlRow, gpus: int | None) -> dict[str, Any]:
     )
     if engine:
         table["engine"] = engine
+    if version := _engine_version(row):
+        table["engine_version"] = version
     return table
+
+
+def _engine_version(row: RlRow) -> str | None:
+    """vLLM's release in a release of a framework. None for the newest."""
+    release = re.search(r"(\d+)\.(\d+)", row.text("version"))
+    if release is None:
+        return None
+    for name, releases in _ENGINE_VERSIONS.items():
+        if row.has_word(name, "framework"):
+            return releases.get((int(release[1]), int(release[2])))
+    return None
 
 
 def _set_engine(

@@ -73,13 +73,10 @@ class HostRates:
     """Seconds more for each running sequence."""
     is_overlapped: bool
     """The next iteration is scheduled while the GPU runs this one."""
-    seconds_per_expert_layer: float = 0.0
-    """Seconds more for each layer with experts."""
 
-    def seconds_for(self, sequences: int, expert_layers: int = 0) -> float:
+    def seconds_for(self, sequences: int) -> float:
         """Seconds of an iteration."""
-        layers = self.seconds_per_expert_layer * expert_layers
-        return self.seconds + self.seconds_per_sequence * sequences + layers
+        return self.seconds + self.seconds_per_sequence * sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,7 @@ class IterationPricer:
         launching = 0.0
         if not is_pure or verified > self.max_graph:
             launching = self.num_kernels * self.launch_seconds
-        host = self.host.seconds_for(sampled, sum(self.model.experts.values()))
+        host = self.host.seconds_for(sampled)
         busy = max(gpu_seconds, launching)
         seconds = max(busy, host) if self.host.is_overlapped else busy + host
         return seconds / self.speculation.tokens_per_iteration if is_pure else seconds
@@ -231,12 +228,9 @@ class IterationPricer:
         logits_bytes = sampled * model.head.out_features * 4
         seconds += 4 * logits_bytes / self.gpu.memory.bandwidth  # softmax in fp32, and the choice
         if model.layout.tensor > 1:
-            seconds += 2 * model.num_layers * self._all_reduce_seconds(hidden_bytes)
+            reduction = self.all_reduce.seconds_of(hidden_bytes, model.layout.tensor)
+            seconds += 2 * model.num_layers * reduction
         return seconds
-
-    def _all_reduce_seconds(self, num_bytes: float) -> float:
-        ranks = self.model.layout.tensor
-        return self.all_reduce.seconds + 2 * (ranks - 1) / ranks * num_bytes / self.all_reduce.bandwidth
 
     def _exchange_seconds(self, num_bytes: float) -> float:
         """Seconds in which the rows of all groups come to the experts' ranks, and back: an all-gather and a

@@ -21,7 +21,7 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="AReaL",
-    engine="sglang",
+    engines=("sglang", "vllm"),
     memory_utilization={"split": 0.8, "async": 0.8},
     max_num_seqs=1024,
     max_num_batched_tokens=8192,

@@ -1,26 +1,23 @@
 """DeepSpeed-Chat's PPO, whose hybrid engine generates with the trainer's own weights."""
 
-from zsim.cost.inference.iteration import HostRates
 from zsim.workflows.rl.framework import ControllerRates, Offloads, RlFramework, SyncRates, TrainerDefaults
 
 SOURCES = {
     "defaults": "DeepSpeed edaa7221 deepspeed/runtime/hybrid_engine.py and config.py, DeepSpeedExamples "
     "45b4b715",
-    "host": "assumed: transformers' generate takes 3 ms for a token, and launches kernels one by one",
     "syncs": "all layers are gathered once before the answers (pin_parameters), and no copy is handed over",
     "controllers": "assumed: one process a GPU, without a controller",
 }
 
 WORKFLOW = RlFramework(
     name="DeepSpeed-Chat",
-    engine="deepspeed",
+    engines=("generate",),
     memory_utilization={"colocated": 0.6},
     max_num_seqs=1024,
     max_num_batched_tokens=32768,
     transports={"colocated": "ipc"},
     syncs={"ipc": SyncRates(1e9, 0.0, 1e12, 0.1)},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
-    host=HostRates(3e-3, 0.0, False),
     algorithms=("ppo",),
     controllers={"colocated": ControllerRates(0.5, 0.0)},
     trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},

@@ -15,10 +15,14 @@ SOURCES = {
     "defaults": "NVIDIA-NeMo/RL 7ea279ab examples/configs/grpo_math_1B.yaml",
     "controllers": "fitted to six steps of NeMo-RL v0.5 (docs/about/performance-summary.md at 9dbd9adc9)",
     "syncs": "assumed: verl's fitted rates, as both export Megatron's parameters one by one into buckets "
-    "that vLLM loads, and no sync of NeMo-RL's by either way is there to fit to. Buckets of 0.3 of the free "
-    "memory by shared handles (nemo_rl/algorithms/grpo.py), of 0.02 of the memory by broadcasts, whose group "
-    "has all ranks of the trainer (nemo_rl/utils/packed_tensor.py and "
+    "that vLLM loads, and no sync of NeMo-RL's by either way is there to fit to. By handles verl's sender "
+    "waits until a bucket is loaded (v0.8.0 verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py), "
+    "while NeMo-RL's fills another (v0.4.0 and v0.5.0 nemo_rl/models/policy/utils.py, "
+    "`stream_weights_via_ipc_zmq_impl`): half of the time, as if both took as long. Buckets of 0.3 of the "
+    "free memory by shared handles (nemo_rl/algorithms/grpo.py), of 0.02 of the memory by broadcasts, whose "
+    "group has all ranks of the trainer (nemo_rl/utils/packed_tensor.py and "
     "nemo_rl/weight_sync/collective_weight_synchronizer.py)",
+    "engines": "v0.5.0 nemo_rl/models/generation/vllm/vllm_worker.py, `distributed_executor_backend`",
     "loop": "nemo_rl/algorithms/grpo.py; prompts in flight: the semaphore of AsyncTrajectoryCollector "
     "(nemo_rl/algorithms/async_utils.py at 0a27b1f4)",
     "packing": "v0.4.0 c751f811 nemo_rl/models/policy/megatron_policy_worker.py `pad_full_seq_to`, v0.5.0 "
@@ -27,13 +31,13 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="NeMo-RL",
-    engine="vllm",
+    engines=("vllm", "sglang", "trtllm"),
     memory_utilization={"colocated": 0.6, "split": 0.8, "async": 0.8},
     max_num_seqs=1024,
     max_num_batched_tokens=16384,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
-        "ipc": SyncRates(20e9, 0.05e-3, 11e9, 1.0),
+        "ipc": SyncRates(20e9, 0.05e-3, 22e9, 1.0),
         "broadcast": SyncRates(1.6e9, 0.05e-3, inf, 0.3, trainer_joins=True),
         **COMMON_SYNCS,
     },
@@ -54,6 +58,7 @@ WORKFLOW = RlFramework(
     },
     algorithms=("grpo", "ppo", "dapo", "rloo"),
     limits_prompts_in_flight=True,
+    runs_engines_by_ray=True,
     pads_for_stages=True,
     padding="rollout",
     controllers={

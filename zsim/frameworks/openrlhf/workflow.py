@@ -11,6 +11,7 @@ from zsim.workflows.rl.framework import (
 )
 
 SOURCES = {
+    "engines": "OpenRLHF 3c3be623 openrlhf/trainer/ray/vllm_engine.py, `distributed_executor_backend`",
     "defaults": "OpenRLHF 3c3be623 openrlhf/cli/train_ppo_ray.py",
     "syncs": "every parameter gathered and sent by itself (openrlhf/trainer/ray/ppo_actor.py); 1 ms each "
     "is assumed",
@@ -21,7 +22,7 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="OpenRLHF",
-    engine="vllm",
+    engines=("vllm",),
     memory_utilization={"colocated": 0.5, "split": 0.95, "async": 0.95},
     max_num_seqs=256,
     max_num_batched_tokens=8192,
@@ -35,6 +36,7 @@ WORKFLOW = RlFramework(
     controllers={placement: ControllerRates(3.0, 1.0) for placement in ("colocated", "split", "async")},
     trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},
     continues_rollouts=True,
+    runs_engines_by_ray=True,
     batching="padded",
     sources=SOURCES,
 )

@@ -21,7 +21,7 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="prime-rl",
-    engine="vllm",
+    engines=("vllm",),
     memory_utilization={"async": 0.9},
     max_num_seqs=1024,
     max_num_batched_tokens=8192,

@@ -19,7 +19,7 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="slime",
-    engine="sglang",
+    engines=("sglang",),
     memory_utilization={"colocated": 0.7, "split": 0.85, "async": 0.85},
     max_num_seqs=1024,
     max_num_batched_tokens=8192,

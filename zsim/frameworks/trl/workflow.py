@@ -25,7 +25,7 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="TRL",
-    engine="vllm",
+    engines=("vllm",),
     memory_utilization={"colocated": 0.3, "split": 0.9},
     max_num_seqs=256,
     max_num_batched_tokens=4096,

@@ -40,7 +40,7 @@ _FSDP = TrainerDefaults(
 )
 WORKFLOW = RlFramework(
     name="verl",
-    engine="vllm",
+    engines=("vllm", "sglang", "trtllm"),
     memory_utilization={"colocated": 0.5, "split": 0.5, "async": 0.5},
     max_num_seqs=256,
     max_num_batched_tokens=8192,
@@ -66,6 +66,7 @@ WORKFLOW = RlFramework(
     },
     has_reference=False,
     reload_bandwidth=RELOAD_BANDWIDTH,
+    streams=True,
     recomputes_caches=True,
     fill="even",
     padding="cap",

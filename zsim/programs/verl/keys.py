@@ -110,7 +110,7 @@ _KEYS = (
         ("rollout.n_gpus_per_node", int, "their GPUs of a node", "rl.rollout.gpus"),
         ("async_training.staleness_threshold", (int, float), "stale prompts", "rl.max_staleness"),
         ("async_training.trigger_parameter_sync_step", int, "batches between syncs"),
-        ("async_training.require_batches", int, "mini-batches of a batch"),
+        ("async_training.require_batches", int, "mini-batches of a batch", "rl.stream_prompts"),
         ("async_training.partial_rollout", bool, "responses go on over syncs", "rl.partial_rollout"),
         ("distillation.enabled", bool, "a teacher whose probabilities are learned"),
         ("trainer.v1.trainer_mode", str, "how rollouts and updates take turns"),

@@ -25,7 +25,7 @@ _MEGATRON_DEFAULTS = {
     "sequence_parallel": True, "use_distributed_optimizer": True,
     "attention_backend": "flash", "accumulate_allreduce_grads_in_fp32": True,
 }  # fmt: skip
-_ENGINES = ("vllm", "sglang")
+_ENGINES = ("vllm", "sglang", "trtllm")
 # Estimator of advantages (trainer/ppo/core_algos.py) -> the algorithm whose passes it has.
 _ALGORITHMS = {
     "gae": "ppo", "grpo": "grpo", "grpo_passk": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo",
@@ -211,6 +211,7 @@ def _read_apart(keys: FileValues, mini_prompts: int) -> tuple[int, dict[str, Any
     file.note(f"a step is what is trained on between two syncs: {syncs} times {batches} mini-batches")
     separate |= {
         "max_staleness": threshold,
+        "stream_prompts": batches * mini_prompts,
         "partial_rollout": keys.get("async_training.partial_rollout", True) if threshold else None,
     }
     return syncs * batches * mini_prompts, separate

@@ -185,7 +185,10 @@ class _Search:
         for placement in placements:
             changes: dict[str, Any] = {} if placement == stated else {"rl.placement": placement}
             if placement != stated:
-                changes |= {"rl.rollout.gpus": None, "rl.max_staleness": None, "rl.sync.transport": None}
+                changes |= {
+                    f"rl.{key}": None
+                    for key in ("rollout.gpus", "max_staleness", "stream_prompts", "sync.transport")
+                }
             best = self._best(changes, "split", self._splits(placement))
             best = self._best(best, "engine", self._engines())
             self._best(best, "utilization", [{"rl.rollout.gpu_memory_utilization": x} for x in _UTILIZATIONS])

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from zsim.cost.inference.iteration import HostRates
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.experiment.rl.table import Algorithm, Batching, Placement, Transport
 from zsim.specs.strategy.registry import role_of, workflow_names
@@ -52,16 +51,6 @@ from shard to shard (NVIDIA-NeMo/RL 7ea279ab docs/design-docs/nccl-reshard-refit
 all within a factor of 1.5, simulated 16 % short on average.
 host: six syncs from host memory, 212 GB to 1 TB (MoonshotAI/checkpoint-engine 415c3205 README.md), within 14
 %. filesystem: assumed, a shared file system of 3 GB/s for writing and reading."""
-
-
-VLLM_IN_LOOP = HostRates(3e-3, 25e-6, is_overlapped=False, seconds_per_expert_layer=0.09e-3)
-"""vLLM 0.9 to 0.11 under a loop's workers: fitted to six steps of NeMo-RL v0.5 on H100 (8B, 30B-A3B and 32B,
-colocated and asynchronous), whose mean error is 6 %."""
-VLLM_SERVED = HostRates(3e-3, 30e-6, is_overlapped=False, seconds_per_expert_layer=0.09e-3)
-"""The same where each response is a request of its own."""
-SGLANG_SERVED = HostRates(1.5e-3, 30e-6, is_overlapped=True)
-"""SGLang, which schedules ahead. Its Python is assumed to take half of vLLM's for an iteration, and as much
-for a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +131,8 @@ class RlFramework:
     """The defaults and times of a framework of reinforcement learning."""
 
     name: str
-    engine: str
+    engines: tuple[str, ...]
+    """Names of `zsim.workflows.rollout.engine.ENGINES`, the default first."""
     memory_utilization: Mapping[Placement, float]
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -153,8 +143,6 @@ class RlFramework:
     """Those of the colocated placement."""
     algorithms: tuple[Algorithm, ...]
     controllers: Mapping[Placement, ControllerRates]
-    host: HostRates | None = None
-    """The engine's Python, per iteration. None for that of its name."""
     trainer: Mapping[str, TrainerDefaults] = field(default_factory=dict)
     """What the framework sets of its trainer, by the trainer's kind."""
     has_reference: bool = True
@@ -164,11 +152,15 @@ class RlFramework:
     static_balance: bool = True
     """Requests are dealt out to replicas beforehand."""
     enforces_eager: bool = False
+    runs_engines_by_ray: bool = False
+    """Ray runs the ranks of an engine of several GPUs."""
     continues_rollouts: bool = False
     """Responses go on over updates of an asynchronous loop, unless the experiment says otherwise. Else they
     end before the update."""
     limits_prompts_in_flight: bool = False
     """At most as many prompts are under way at once as a step has, times the staleness that is allowed."""
+    streams: bool = False
+    """Its asynchronous trainer can take prompts as they end, see [Note: stream] of `loop`."""
     reload_bandwidth: float = inf
     """Bytes/s at which a colocated job's offloaded parameters come to the GPUs for each pass of the trainer,
     and leave again. Infinite where they stay until the next rollout.
@@ -197,16 +189,6 @@ class RlFramework:
     @property
     def placements(self) -> tuple[Placement, ...]:
         return tuple(self.memory_utilization)
-
-    def host_of(self, placement: Placement) -> HostRates:
-        """The engine's Python, per iteration. Engines that answer each request by itself take longer for
-        each.
-        """
-        if self.host is not None:
-            return self.host
-        if self.engine == "sglang":
-            return SGLANG_SERVED
-        return VLLM_IN_LOOP if placement == "colocated" else VLLM_SERVED
 
 
 def workflow_of(name: str) -> RlFramework:

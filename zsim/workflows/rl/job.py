@@ -9,7 +9,7 @@ from math import ceil, gcd
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, HostRates, IterationPricer, Speculation
+from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, IterationPricer, Speculation
 from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
@@ -20,13 +20,14 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
 from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
 from zsim.workflows.rl.samples import Samples, draw_samples
-from zsim.workflows.rollout.engine import tensor_all_reduce
+from zsim.workflows.rollout.engine import Engine, engine_of, tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
 
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 MAX_SAMPLES = 2**18
 """Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
 8,192). Drawing and packing more takes longer than anybody waits."""
+STREAMED_PROMPTS = 16  # of a replica under way at once in verl's stream, see [Note: stream] of `loop`
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -68,7 +69,7 @@ class RlJob:
     sync: SyncRates
     offloads: Offloads
     limits: EngineLimits
-    host: HostRates
+    engine: Engine
     enforces_eager: bool
     has_adapters: bool
     """The engine computes with adapters beside the weights."""
@@ -94,8 +95,18 @@ class RlJob:
 
     @property
     def is_synchronous(self) -> bool:
-        """Every response is of the newest policy, so that rollouts and updates take turns."""
-        return self.max_staleness == 0
+        """Rollouts and updates take turns, so that every response is of the newest policy."""
+        return self.max_staleness == 0 and not self.streams
+
+    @property
+    def streams(self) -> bool:
+        """The trainer takes prompts as they end."""
+        return self.table.stream_prompts is not None
+
+    @property
+    def chunks(self) -> int:
+        """Times that the trainer takes prompts in a step."""
+        return self.table.prompts_per_step // (self.table.stream_prompts or self.table.prompts_per_step)
 
     @property
     def recomputes_caches(self) -> bool:
@@ -105,6 +116,8 @@ class RlJob:
     @property
     def max_prompts_in_flight(self) -> int | None:
         """Prompts that are under way at once. None for as many as may be started."""
+        if self.streams:
+            return STREAMED_PROMPTS * self.replicas
         if self.is_synchronous or not self.framework.limits_prompts_in_flight:
             return None
         return ceil(self.table.prompts_per_step * self.max_staleness)
@@ -138,11 +151,11 @@ class RlJob:
         return IterationPricer(
             self.model,
             gpu,
-            self.host,
+            self.engine.loop_host,
             max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
             uses_graphs=not self.enforces_eager,
             launch_seconds=EAGER_KERNEL_SECONDS
-            if self.enforces_eager
+            if self.enforces_eager or not self.engine.captures_prompts
             else self.cluster.host.seconds_per_launch,
             has_adapters=self.has_adapters,
             speculation=Speculation(self.table.rollout.draft_tokens, self.table.rollout.acceptance or 0.0),
@@ -213,7 +226,8 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     transport = _transport(table, framework)
     sync = _sync(table, framework.syncs[transport])
     offloads = _offloads(table, framework)
-    limits = _limits(table, framework, cluster, model)
+    engine = _engine(table, framework)
+    limits = _limits(table, framework, cluster, model, engine)
     return RlJob(
         experiment,
         table,
@@ -239,7 +253,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         sync,
         offloads,
         limits,
-        framework.host_of(table.placement),
+        engine,
         _enforces_eager(table, framework, has_adapters),
         has_adapters,
         _staleness(table),
@@ -374,6 +388,7 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "over_sampling beside turns of an environment",
             table.environment.turns > 1 and table.over_sampling > 1,
         ),
+        ("sampling_rounds beside stream_prompts", table.sampling_rounds > 1 and bool(table.stream_prompts)),
         ("over_sampling with placement 'async'", table.over_sampling > 1 and table.placement == "async"),
         ("algorithm = 'dpo', whose pairs are data,", table.algorithm == "dpo"),
     ):
@@ -404,10 +419,27 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "rl.sync.overlap: found true where every response is of the newest policy, so that the rollout "
             "waits for its weights; expected false, or placement 'async' with max_staleness above 0"
         )
+    if table.stream_prompts is not None:
+        _check_stream(table.stream_prompts, table, framework)
     if table.max_staleness and table.placement != "async":
         raise InputError(
             f"rl.max_staleness: found {table.max_staleness:g} with placement '{table.placement}', where "
             "every response is of the newest policy; expected 0, or placement 'async'"
+        )
+
+
+def _check_stream(prompts: int, table: RlTable, framework: RlFramework) -> None:
+    if not framework.streams or table.placement != "async":
+        raise InputError(
+            f"rl.stream_prompts: found {prompts} with placement '{table.placement}', in which the trainer of "
+            f"{framework.name} waits for the whole rollout; expected none"
+        )
+    total = table.prompts_per_step
+    mini_batch = table.mini_batch_samples or total * table.samples_per_prompt
+    if total % prompts or prompts * table.samples_per_prompt % mini_batch:
+        raise InputError(
+            f"rl.stream_prompts: found {prompts}, expected a divisor of the {total:,} prompts of a step "
+            f"whose samples are whole mini-batches of {mini_batch:,}"
         )
 
 
@@ -521,7 +553,19 @@ def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
     )
 
 
-def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel) -> EngineLimits:
+def _engine(table: RlTable, framework: RlFramework) -> Engine:
+    name = table.rollout.engine or framework.engines[0]
+    if name not in framework.engines:
+        raise InputError(
+            f"rl.rollout.engine: {framework.name} has no '{name}'; expected {' or '.join(framework.engines)}"
+        )
+    is_ray = framework.runs_engines_by_ray and table.rollout.tensor > 1
+    return engine_of(name, table.rollout.engine_version or "", is_ray=is_ray)
+
+
+def _limits(
+    table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel, engine: Engine
+) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of its memory."""
     rollout = table.rollout
     return engine_limits(
@@ -531,6 +575,7 @@ def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: Ser
         rollout.max_num_seqs or framework.max_num_seqs,
         rollout.max_num_batched_tokens or framework.max_num_batched_tokens,
         prefix_caching=rollout.prefix_caching,
+        reserves_responses=engine.reserves_responses,
     )
 
 

@@ -16,6 +16,14 @@ that have ended, so that engines are as full as one batch makes them.
 [Note: replicas alike] Replicas do not see one another, and get requests of the same laws. Of a step with more
 samples than `_MAX_SAMPLES` as many replicas are simulated as have that many, with their part of the prompts.
 
+[Note: stream] verl's fully asynchronous loop queues prompts as they end. Its trainer takes the first
+`stream_prompts` of the queue, whenever they were started, and engines get new weights when a step's prompts
+have been taken, with or without waiting for what runs. Of a replica 16 prompts are under way at once
+(b178a3cd verl/experimental/fully_async_policy/, fully_async_trainer.py `_get_samples_from_queue`,
+fully_async_rollouter.py `_processor_worker`, `pause` and `max_concurrent_samples`). So even without staleness
+it trains while the step's other prompts are generated, and long responses may be older than the staleness
+says.
+
 [Note: enough prompts] With over-sampling a batch has more prompts than a step trains on, and is complete when
 enough of them have all their responses. The others are aborted: their tokens are lost, or with partial
 rollouts kept until the next batch, whose first prompts they are (verl docs/advance/fully_async.md, slime
@@ -25,7 +33,7 @@ rollouts kept until the next batch, whose first prompts they are (verl docs/adva
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, log
 from statistics import fmean
@@ -104,18 +112,6 @@ class SampleBatch:
     def is_complete(self) -> bool:
         return len(self.finished) >= self.needed
 
-    @property
-    def seconds(self) -> float:
-        """Time from the first response that is needed to the end of the last."""
-        requests = [request for group in self.finished[: self.needed] for request in group.requests]
-        start = min(request.start_seconds or 0.0 for request in requests)
-        return max(request.end_seconds for request in requests) - start
-
-    @property
-    def trained(self) -> list[SampleRequest]:
-        """The samples that the step trains on."""
-        return [request for group in self.finished[: self.kept] for request in group.requests]
-
 
 @dataclass(frozen=True, eq=False)
 class LoopStep:
@@ -160,6 +156,8 @@ class Loop:
         self._num_groups = self._num_started = 0  # prompts drawn, and started
         self._num_requests = 0
         self._awaited = 0  # the batch that the trainer waits for
+        self._queue: deque[PromptGroup] = deque()  # finished and not taken, see [Note: stream]
+        self._wanted = 0  # prompts of the queue that the trainer waits for
         self._enough = self.env.event()
         self._drained = self.env.event()
         environment = job.table.environment
@@ -185,8 +183,9 @@ class Loop:
             return
         self._places_left += 1
         batch.finished.append(group)
-        is_awaited = batch is self._batches[self._awaited]
-        if is_awaited and batch.is_complete and not self._enough.triggered:
+        if self.job.streams:
+            self._queue.append(group)
+        if self._has_enough() and not self._enough.triggered:
             self._enough.succeed()
         self._start_held()
 
@@ -290,11 +289,6 @@ class Loop:
             return
         self.dropped_tokens += sum(request.generated for group in rest for request in group.requests)
 
-    def _drop_filtered(self, batch: SampleBatch) -> None:
-        """Count the tokens of prompts that were finished but are not trained on."""
-        filtered = batch.finished[batch.kept : batch.needed]
-        self.dropped_tokens += sum(request.generated for group in filtered for request in group.requests)
-
     # ---- Steps ---------------------------------------------------------------------------------------------
 
     def train(self, steps: int) -> Generator[simpy.Event, Any, list[LoopStep]]:
@@ -303,17 +297,15 @@ class Loop:
         sync: simpy.Process | None = None
         self.start_samples()
         for number in range(steps):
-            waiting, self._awaited, dropped = env.now, number, self.dropped_tokens
-            batch = self._batches[number]
-            if not batch.is_complete:
-                self._enough = env.event()
-                yield self._enough
-            if self.job.is_synchronous:
-                yield from self._stop_rest(batch)
-            waited = env.now - waiting
-            self.marks.append(("rollout", waiting, env.now))
-            for name, seconds in self._update_phases():
-                yield from self._phase(name, seconds)
+            self._awaited, dropped, waited = number, self.dropped_tokens, 0.0
+            groups: list[PromptGroup] = []  # whose responses the step needs
+            for chunk in range(self.job.chunks):
+                waiting = env.now
+                groups += yield from self._take(chunk)
+                waited += env.now - waiting
+                self.marks.append(("rollout", waiting, env.now))
+                for name, seconds in self._update_phases():
+                    yield from self._phase(name, seconds / self.job.chunks)
             if not self.job.continues_rollouts:
                 waited += yield from self._drain()
             syncing = env.now
@@ -324,14 +316,35 @@ class Loop:
             else:
                 yield from self._update_weights()
             synced = env.now - syncing
-            ages = [self.version - group.version for group in batch.finished[: batch.kept]]
-            self._drop_filtered(batch)
+            kept = groups if self.job.streams else groups[: self._batches[number].kept]
+            ages = [self.version - group.version for group in kept]
+            filtered = _requests(groups[len(kept) :])  # finished, but not trained on
+            self.dropped_tokens += sum(request.generated for request in filtered)
             self.version += 1
             dropped_tokens = self.dropped_tokens - dropped
-            rollout = waited if self.job.is_synchronous else batch.seconds
-            results.append(LoopStep(env.now, waited, synced, rollout, batch.trained, ages, dropped_tokens))
+            rollout = waited if self.job.is_synchronous else _span(_requests(groups))
+            results.append(LoopStep(env.now, waited, synced, rollout, _requests(kept), ages, dropped_tokens))
             self.start_samples()
         return results
+
+    def _has_enough(self) -> bool:
+        """Whether the trainer can go on."""
+        if self.job.streams:
+            return len(self._queue) >= self._wanted
+        return self._batches[self._awaited].is_complete
+
+    def _take(self, chunk: int) -> Generator[simpy.Event, Any, list[PromptGroup]]:
+        """Wait for the prompts of a chunk of a step, of which the trainer trains on those that are kept."""
+        batch = self._batches[self._awaited]
+        self._wanted = batch.needed * (chunk + 1) // self.job.chunks - batch.needed * chunk // self.job.chunks
+        if not self._has_enough():
+            self._enough = self.env.event()
+            yield self._enough
+        if self.job.streams:
+            return [self._queue.popleft() for _ in range(self._wanted)]
+        if self.job.is_synchronous:
+            yield from self._stop_rest(batch)
+        return batch.finished[: batch.needed]
 
     def _phase(self, name: str, seconds: float) -> Generator[simpy.Event, Any, None]:
         if seconds:
@@ -382,6 +395,16 @@ def simulated_replicas(job: RlJob) -> int:
     if samples <= _MAX_SAMPLES:
         return job.replicas
     return min(job.replicas, max(_MIN_REPLICAS, ceil(job.replicas * _MAX_SAMPLES / samples)))
+
+
+def _requests(groups: Iterable[PromptGroup]) -> list[SampleRequest]:
+    return [request for group in groups for request in group.requests]
+
+
+def _span(requests: Sequence[SampleRequest]) -> float:
+    """Seconds from the first start of requests to the end of the last."""
+    start = min(request.start_seconds or 0.0 for request in requests)
+    return max(request.end_seconds for request in requests) - start
 
 
 def split_turns(tokens: int, turns: int) -> tuple[int, ...]:

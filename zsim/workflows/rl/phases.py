@@ -79,7 +79,8 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         critic_updates = job.updates * critic.seconds
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
-    extra, reload = rates.phases, reload_seconds(job, update)
+    extra = {name: job.chunks * seconds for name, seconds in rates.phases.items()}  # of every call
+    reload = job.chunks * reload_seconds(job, update)
     # A reference without adapters is a model of its own, which verl leaves where it is.
     reference_reload = reload if job.has_adapters else 0.0
     reward = reward_seconds(job)
@@ -94,7 +95,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         reward,
         sync_seconds(job),
         offload_seconds(job, update),
-        rates.seconds + rates.seconds_per_million_tokens * tokens,
+        job.chunks * rates.seconds + rates.seconds_per_million_tokens * tokens,
         pass_peak,
     )
 

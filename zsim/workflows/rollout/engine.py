@@ -14,6 +14,10 @@ from zsim.specs.cluster.decode import SmallAllReduce
 from zsim.specs.topology.topology import Topology
 
 _SMALL_BYTES, _LARGE_BYTES = 2**15, 2**23  # of the all-reduces from which others are interpolated
+_LARGE_SHARE = 0.5
+"""Part of a small all-reduce between nodes that one of 128 KiB to 1 MiB takes more: 109 to 128 us on 2 nodes
+against 79 us of 4 KiB (H100 with EFA, aws-samples/awsome-distributed-training 7217859f nccl-tests README), 83
+to 119 us on 4 nodes against 69 us of 32 KiB (stas00/ml-engineering 744d01e1 network/benchmarks README)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +30,33 @@ class Engine:
     max_num_batched_tokens: int
     """Tokens of one iteration."""
     host: HostRates
+    loop_host: HostRates
+    """The same under a loop of reinforcement learning, for which it returns a log-probability with every
+    token."""
     reserves_responses: bool = False
     """See [Note: reserved answers] of `zsim.workflows.rollout.replica`."""
     captures_prompts: bool = True
     """CUDA graphs of the parts between attention serve iterations with prompts too."""
 
 
+_SERVED = HostRates(1e-3, 8e-6, is_overlapped=True)
+_LOOP_SECONDS = 70e-6
+"""Python of a sequence that gets a token and its log-probability, each a text and an object of its own:
+fitted to six steps of NeMo-RL v0.5 on H100 (8B, 30B-A3B and 32B, colocated and asynchronous, all with
+`logprobs=0`, nemo_rl/models/generation/vllm/vllm_worker.py), whose mean error is 5 %. One text alone is a
+call of 5 to 20 us (vllm-project/vllm pull request 54050)."""
+_LOOP = HostRates(1e-3, _LOOP_SECONDS, is_overlapped=True)
+"""Those of SGLang and TensorRT-LLM are assumed to take as long as vLLM's."""
+_GENERATE = HostRates(3e-3, 0.0, is_overlapped=False)
+"""Assumed: transformers' `generate` takes 3 ms for a token."""
+
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("vllm", 1024, 8192, HostRates(1e-3, 8e-6, is_overlapped=True)),
-        Engine("sglang", 1024, 8192, HostRates(1e-3, 8e-6, is_overlapped=True)),
-        Engine(
-            "trtllm", 2048, 8192, HostRates(1e-3, 8e-6, is_overlapped=True),
-            reserves_responses=True, captures_prompts=False,
-        ),
+        Engine("vllm", 1024, 8192, _SERVED, _LOOP),
+        Engine("sglang", 1024, 8192, _SERVED, _LOOP),
+        Engine("trtllm", 2048, 8192, _SERVED, _LOOP, reserves_responses=True, captures_prompts=False),
+        Engine("generate", 1024, 32768, _GENERATE, _GENERATE),
     )
 }  # fmt: skip
 """TensorRT-LLM's graphs are of pure decoding unless `torch_compile_config` asks for parts (03e27c7d
@@ -48,16 +64,22 @@ ENGINES: Mapping[str, Engine] = {
 VLLM_OVERLAPS = (0, 14)
 """The release of vLLM from which an iteration is scheduled while the one before it runs, by default
 (`config/scheduler.py`, `async_scheduling`). SGLang (0.4) and TensorRT-LLM's PyTorch backend do so as well."""
+RAY_OVERLAPS = (0, 25)
+"""The same where Ray runs the ranks of an engine. 0.17.1 says that its executor does not support it
+(gpustack/gpustack #4979). One that does (vllm-project/vllm pull request 36836) is the default of 0.25.1, and
+not of 0.20 (NVIDIA-NeMo/RL 7ea279ab nemo_rl/models/generation/vllm/patches.py)."""
 
 
-def engine_of(name: str, version: str = "") -> Engine:
+def engine_of(name: str, version: str = "", *, is_ray: bool = False) -> Engine:
     """The engine of a name, as people write it: "vLLM 0.10", "TensorRT-LLM". vLLM if it is none of them."""
     letters = re.sub(r"[^a-z]", "", name.lower()).replace("tensorrt", "trt")
     engine = next((engine for key, engine in ENGINES.items() if letters.startswith(key)), ENGINES["vllm"])
     release = re.search(r"(\d+)\.(\d+)", version)
-    is_old = release is not None and (int(release[1]), int(release[2])) < VLLM_OVERLAPS
+    first = RAY_OVERLAPS if is_ray else VLLM_OVERLAPS
+    is_old = release is not None and (int(release[1]), int(release[2])) < first
     if engine.name == "vllm" and is_old:
-        return replace(engine, host=replace(engine.host, is_overlapped=False))
+        hosts = {name: replace(getattr(engine, name), is_overlapped=False) for name in ("host", "loop_host")}
+        return replace(engine, **hosts)
     return engine
 
 
@@ -81,4 +103,6 @@ def tensor_all_reduce(cluster: Cluster, ranks: int) -> SmallAllReduce | None:
     share = 2 * (ranks - 1) / ranks
     bandwidth = share * (_LARGE_BYTES - _SMALL_BYTES) / (large - small)
     fixed = max(0.0, small - share * _SMALL_BYTES / bandwidth)
-    return SmallAllReduce.model_construct(seconds=fixed, bandwidth=bandwidth)
+    return SmallAllReduce.model_construct(
+        seconds=fixed, bandwidth=bandwidth, large_seconds=_LARGE_SHARE * fixed
+    )

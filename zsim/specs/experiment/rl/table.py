@@ -30,9 +30,10 @@ training logs print.
 
 # See [Note: annotations of tables].
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.strategy.choices import default_workflow
@@ -148,6 +149,11 @@ class RolloutTable(StrictTable):
     engine: Literal["vllm", "sglang", "trtllm"] | None = Field(
         default=None, description="the inference engine; left out: the framework's"
     )
+    engine_version: str | None = Field(
+        default=None,
+        description='its release, as "0.11": vLLM before 0.14, and before 0.25 under Ray, does not schedule '
+        "an iteration while the one before it runs; left out: a recent one",
+    )
     gpus: Count | None = Field(
         default=None,
         description="GPUs of the rollout where it has its own, taken from the job's; left out: half of them",
@@ -183,6 +189,13 @@ class RolloutTable(StrictTable):
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="part of the proposed tokens that is accepted; left out: not used"
     )
+
+    @field_validator("engine_version")
+    @classmethod
+    def _check_release(cls, value: str | None) -> str | None:
+        if value is not None and re.match(r"\d+\.\d+", value) is None:
+            raise ValueError(f"found '{value}', expected a release, as \"0.11\"")
+        return value
 
 
 class SyncTable(StrictTable):
@@ -318,6 +331,11 @@ class RlTable(StrictTable):
         default=None,
         description="responses that have not ended at a sync go on with the new weights, else they end "
         "before it, or are dropped where over_sampling is above 1; left out: the framework's",
+    )
+    stream_prompts: Count | None = Field(
+        default=None,
+        description="prompts that the trainer of an asynchronous loop takes at once, as soon as so many have "
+        "ended, whenever they were started; left out: those of a step, in the order of their starts",
     )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         default=1.0, description="prompts started for each one trained on"
