@@ -276,10 +276,7 @@ class PreparedRun:
     def _saved_files(self, phase: int) -> SavedFiles:
         """The files of a save, whatever its mode."""
         if phase not in self._files:
-            table = self.table.checkpoint
-            self._files[phase] = saved_files(
-                self.phases[phase].result.job, table.format, threads=table.threads
-            )
+            self._files[phase] = saved_files(self.phases[phase].result.job, self.table.checkpoint)
         return self._files[phase]
 
     def reported_cost(self) -> Checkpoint | None:
