@@ -17,7 +17,7 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES as KINDS
-from zsim.study.unvalidated import strategies
+from zsim.study.presets import strategies
 from zsim.validated.features import Features
 
 GB = 10**9

@@ -25,7 +25,7 @@ from zsim.study.check.baseline import CheckRow, Outcome, row_of_metric
 CPU_CLUSTER = "cpu-gloo"
 BLOCKING = 0.30
 _IN_FILE_RATE = 1e15  # a file that is not synced is in the page cache when it is written
-_OPTIONS = ("threads", "single_file_per_rank", "saves_16bit_model")
+_OPTIONS = ("format", "threads", "single_file_per_rank", "saves_16bit_model")
 
 
 def recorded_job(entry: Mapping[str, Any], models: Mapping[str, Any], cluster: str = CPU_CLUSTER) -> Job:
@@ -37,7 +37,8 @@ def recorded_job(entry: Mapping[str, Any], models: Mapping[str, Any], cluster: s
 def recorded_saved(job: Job, entry: Mapping[str, Any]) -> SavedFiles:
     """What zsim says that it writes."""
     how = entry["checkpoint"]
-    return saved_files(job, how["format"], **{key: how[key] for key in _OPTIONS if key in how})
+    options = {key: how[key] for key in _OPTIONS if key in how}
+    return saved_files(job, CheckpointTable().model_copy(update=options))
 
 
 def files_rows(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow]:

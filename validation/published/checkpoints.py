@@ -85,7 +85,7 @@ def _predict(row: Mapping[str, str], entry: Mapping[str, Any]) -> PredictedRow:
     if table.mode != "sync":
         result = simulate(experiment)
         job, step = result.job, overlapped_step(result)
-    found = cost_of(job, saved_files(job, table.format), table, storage, step)
+    found = cost_of(job, saved_files(job, table), table, storage, step)
     values = {
         "blocking": found.blocking_seconds, "durable": found.durable_seconds,
         "slowdown": found.slowdown_seconds, "load": found.load_seconds, "bytes": float(found.bytes),

@@ -16,7 +16,7 @@ from validation.published.coverage import (
 )
 from validation.published.ratio_errors import ratio_coverage
 from zsim.report.views.text.plain import markdown, named_columns
-from zsim.study.unvalidated import list_unvalidated
+from zsim.study.presets import list_unvalidated
 from zsim.validated.runs import ValidatedRun
 
 _ALL = "**all**"

@@ -131,7 +131,7 @@ def presets(
 
 
 def _unvalidated_lines() -> Iterator[str]:
-    from zsim.study.unvalidated import list_unvalidated
+    from zsim.study.presets import list_unvalidated
 
     yield "\nNo published run says how far zsim is off on these:"
     for category, names in list_unvalidated().items():

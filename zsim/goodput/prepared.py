@@ -49,6 +49,7 @@ from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import LocalTrainingTable, PhaseTable, TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.lazy_model import resolve_table
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.registry import kinds
 from zsim.units import Duration
@@ -276,10 +277,7 @@ class PreparedRun:
     def _saved_files(self, phase: int) -> SavedFiles:
         """The files of a save, whatever its mode."""
         if phase not in self._files:
-            table = self.table.checkpoint
-            self._files[phase] = saved_files(
-                self.phases[phase].result.job, table.format, threads=table.threads
-            )
+            self._files[phase] = saved_files(self.phases[phase].result.job, self.table.checkpoint)
         return self._files[phase]
 
     def reported_cost(self) -> Checkpoint | None:
@@ -377,17 +375,16 @@ class PreparedRun:
         if hang is None:
             hang = defaults.hang_seconds(phase.experiment.strategy.kind)
         stated = table.detect is not None
-        return Recovery(
-            table.policy,
+        return resolve_table(
+            Recovery,
+            table,
             detect_seconds=table.crash_detect if table.detect is None else table.detect,
             hang_fraction=0.0 if stated else table.hang_fraction,
             hang_seconds=0.0 if stated else hang,
             swap_seconds=table.swap,
-            spares=table.spares,
             least_nodes=table.least_nodes or max(nodes // 2, 1),
             stall_seconds=defaults.stall.seconds if table.stall is None else table.stall,
             rejoin_seconds=self._rejoin_seconds if table.rejoin is None else table.rejoin,
-            least_replicas=table.least_replicas,
         )
 
     def _check_elastic_load(self) -> None:

@@ -14,6 +14,7 @@ from zsim.specs.experiment.run.failures import (
     RecoveryPolicy,
     resolve_failures,
 )
+from zsim.specs.lazy_model import resolve_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,26 +207,17 @@ def failures_of(table: FailuresTable | None, job: Job, nodes: int) -> Failures:
     if gpus > resolved.exponent_above_gpus:
         rate *= (gpus / resolved.exponent_above_gpus) ** (resolved.exponent - 1)
     planned = resolved.planned_per_day
-    return Failures(
+    stragglers = resolved.stragglers_per_1000_node_days / _SECONDS_PER_1000_NODE_DAYS * standard_nodes
+    return resolve_table(
+        Failures,
+        resolved,
         per_second=rate,
         causes=tuple(_causes(resolved)),
-        law=resolved.law,
         shape=resolved.shape or 1.0,
         ageing=tuple((day * DAY, factor) for day, factor in resolved.ageing),
-        rack_fraction=resolved.rack_fraction,
-        rack_nodes=resolved.rack_nodes,
-        leaf_fraction=resolved.leaf_fraction,
-        leaf_nodes=resolved.leaf_nodes,
         planned_every=DAY / planned if planned else None,
-        planned_takes=resolved.planned_takes,
         preemptions_per_second=resolved.preemptions_per_day / DAY,
-        preemption_takes=resolved.preemption_takes,
-        preemption_notice=resolved.preemption_notice,
-        stragglers_per_second=resolved.stragglers_per_1000_node_days
-        / _SECONDS_PER_1000_NODE_DAYS
-        * standard_nodes,
-        straggler_slowdown=resolved.straggler_slowdown,
-        straggler_takes=resolved.straggler_takes,
+        stragglers_per_second=stragglers,
     )
 
 

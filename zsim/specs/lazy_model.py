@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
@@ -29,6 +30,17 @@ class FiniteTable(StrictTable):
     """A table whose numbers are finite."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+
+Config = TypeVar("Config")
+
+
+def resolve_table(config_class: type[Config], table: BaseModel, **resolved: Any) -> Config:
+    """An instance of a dataclass with the `resolved` values, and those that are as the table of the same
+    names has them.
+    """
+    names = {field.name for field in fields(cast(Any, config_class))} & set(type(table).model_fields)
+    return config_class(**{name: getattr(table, name) for name in names} | resolved)
 
 
 class LazyModel:

@@ -71,7 +71,7 @@ def cost(
 ) -> Checkpoint:
     job = job or job_of()
     checked = CheckpointTable(**table)
-    saved = saved_files(job, checked.format, threads=checked.threads)
+    saved = saved_files(job, checked)
     return cost_of(job, saved, checked, storage, step, rates)
 
 
@@ -547,7 +547,7 @@ def test_a_universal_checkpoint_is_converted_by_one_machine_before_it_is_loaded(
     """96.4 GB and as much again out of rank 0's states: at 1 GB/s in and out of archives, by 4 and then by 2
     processes; a store that is slower bounds both."""
     job = job_of("deepspeed", stage=1)
-    saved = saved_files(job, "universal")
+    saved = saved_files(job, CheckpointTable(format="universal"))
     size = sum(file.bytes for file in saved.converted)
     assert size == pytest.approx(14 * 8_030_261_248, rel=0.001)
     rates = FREE.model_copy(update={"unarchive_bandwidth": 1e9, "file_bandwidth": 1e9})

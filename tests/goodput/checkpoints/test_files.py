@@ -21,11 +21,13 @@ from zsim.frameworks.torch import checkpoint as dcp
 from zsim.goodput.checkpoints.saved import SavedFiles, archive_bytes, collect_model_states, saved_files
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.run.checkpoint import CheckpointTable
 
 TRACES = Path(__file__).parents[3] / "traces" / "checkpoints"
 RECORDED = json.loads((TRACES / "files.json").read_text())
-OPTIONS = ("threads", "single_file_per_rank", "saves_16bit_model")
+OPTIONS = ("format", "threads", "single_file_per_rank", "saves_16bit_model")
 LLAMA = "llama-3-8b"
+UNIVERSAL = CheckpointTable(format="universal")
 
 
 def job_of(**keys: Any) -> Job:
@@ -38,7 +40,7 @@ def recorded(name: str) -> tuple[SavedFiles, dict[str, list[int]]]:
     model = RECORDED["models"][entry["experiment"]["model"]]
     experiment = zsim.Experiment(**{**entry["experiment"], "model": model, "cluster": ANY_CLUSTER})
     options = {key: entry["checkpoint"][key] for key in OPTIONS if key in entry["checkpoint"]}
-    return saved_files(resolve(experiment), entry["checkpoint"]["format"], **options), entry["files"]
+    return saved_files(resolve(experiment), CheckpointTable().model_copy(update=options)), entry["files"]
 
 
 def total(saved: SavedFiles, category: str) -> int:
@@ -105,9 +107,9 @@ def test_many_ranks_are_planned_as_few_ones(
     model = "mixtral-8x7b" if "expert" in parallelism else LLAMA
     training = {"gradient_accumulation_steps": 4}
     job = job_of(strategy=strategy, parallelism=parallelism, training=training, model=model)
-    exact = saved_files(job, "dcp")
+    exact = saved_files(job, CheckpointTable(format="dcp"))
     monkeypatch.setattr(dcp, "_MAX_ITEMS", 0)
-    found = saved_files(job, "dcp")
+    found = saved_files(job, CheckpointTable(format="dcp"))
     for key in ("parameters", "optimizer_states"):
         assert total(found, key) == total(exact, key)
     assert found.written_bytes().max() == pytest.approx(exact.written_bytes().max(), rel=0.01)
@@ -182,25 +184,31 @@ def test_frozen_parameters_have_no_states() -> None:
     held = collect_model_states(job)
     (stage,) = held.tensors
     frozen = tuple(replace(tensor, is_trainable=tensor.name == "lm_head.weight") for tensor in stage)
-    layout = CHECKPOINT.layout(job, job.strategy, held)
+    layout = CHECKPOINT.layout(job, job.strategy, held, CheckpointTable())
     saved = dcp.dcp_files(replace(held, tensors=(frozen,)), layout)
     assert total(saved, "parameters") == 4 * 8_030_261_248
     assert total(saved, "optimizer_states") == 8 * 128_256 * 4096 + 4
 
 
 @pytest.mark.parametrize(
-    ("keys", "format", "options", "words"),
+    ("keys", "table", "words"),
     [
-        ({"strategy": {"kind": "ddp"}}, "deepspeed", {}, "run.checkpoint.format: found 'deepspeed'"),
-        ({"strategy": {"kind": "fsdp2"}}, "megatron", {}, "expected 'dcp' or 'full'"),
-        ({"strategy": {"kind": "ddp"}}, "full", {"threads": 2}, "run.checkpoint.threads: found 2"),
+        ({"strategy": {"kind": "ddp"}}, {"format": "deepspeed"}, "run.checkpoint.format: found 'deepspeed'"),
+        ({"strategy": {"kind": "fsdp2"}}, {"format": "megatron"}, "expected 'dcp' or 'full'"),
+        ({"strategy": {"kind": "ddp"}}, {"format": "full", "threads": 2}, "run.checkpoint.threads: found 2"),
+        (
+            {"strategy": {"kind": "fsdp2"}},
+            {"format": "full", "single_file_per_rank": False},
+            "a file per tensor",
+        ),
+        ({"strategy": {"kind": "fsdp2"}}, {"saves_16bit_model": True}, "gathers none beside its files"),
     ],
 )
 def test_a_format_that_the_framework_lacks_is_an_error(
-    keys: dict[str, Any], format: str, options: dict[str, Any], words: str
+    keys: dict[str, Any], table: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        saved_files(job_of(**keys), format, **options)
+        saved_files(job_of(**keys), CheckpointTable(**table))
 
 
 def test_owners_of_whole_tensors_are_not_known() -> None:
@@ -316,7 +324,7 @@ def test_a_rank_of_megatrons_writes_its_experts_and_a_part_of_the_rest() -> None
 
 def test_experts_are_gathered_into_one_file() -> None:
     """Of rank 0, with all experts: 12 bytes of every parameter, as without expert parallelism."""
-    spread = saved_files(mixtral(strategy=TITAN, parallelism={"expert": 8}), "full")
+    spread = saved_files(mixtral(strategy=TITAN, parallelism={"expert": 8}), CheckpointTable(format="full"))
     assert spread.bytes == pytest.approx(12 * MIXTRAL, rel=1e-3)
     assert sum(spread.gathered) == pytest.approx(12 * MIXTRAL, rel=1e-3)
     assert spread.read_once
@@ -368,12 +376,12 @@ def test_a_sub_group_below_the_swap_floor_stays_in_the_partition() -> None:
 )
 def test_only_partitions_are_converted(keys: dict[str, Any], error: type, words: str) -> None:
     with pytest.raises(error, match=words):
-        saved_files(job_of(**keys), "universal")
+        saved_files(job_of(**keys), UNIVERSAL)
 
 
 def test_states_on_drives_are_not_converted() -> None:
     with pytest.raises(NotSimulatedError, match="in no partition's file"):
-        saved_files(swapped(), "universal")
+        saved_files(swapped(), UNIVERSAL)
 
 
 def test_every_rank_of_stage_3_reads_a_whole_universal_checkpoint_and_of_stage_1_its_parameters() -> None:
@@ -382,7 +390,7 @@ def test_every_rank_of_stage_3_reads_a_whole_universal_checkpoint_and_of_stage_1
     of_stage = {
         stage: saved_files(
             job_of(strategy={"kind": "deepspeed", "stage": stage}, training={"precision": "bf16"}),
-            "universal",
+            UNIVERSAL,
         )
         for stage in (1, 3)
     }
@@ -399,4 +407,4 @@ def test_every_rank_of_stage_3_reads_a_whole_universal_checkpoint_and_of_stage_1
 def test_the_files_of_deepspeeds_experts_are_not_known() -> None:
     job = job_of(model="mixtral-8x7b", strategy={"kind": "deepspeed", "stage": 2}, parallelism={"expert": 8})
     with pytest.raises(NotSimulatedError, match="a file per expert"):
-        saved_files(job, None)
+        saved_files(job)

@@ -23,6 +23,7 @@ from zsim.plan.workload.workload import Workloads
 from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import format_remedy, missing_memory
 from zsim.specs.experiment.load import build_experiment, change_experiment
+from zsim.study.tune import remedy as remedies
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.remedy import remedy_of, tried_changes
 
@@ -325,3 +326,36 @@ def test_what_was_tried_is_what_the_strategy_has() -> None:
     ddp = zsim.Experiment(**data, strategy={"kind": "ddp"})
     assert tried_changes(ddp) == ("checkpointing", "another loss", "smaller micro-batches")
     assert "sharding" in tried_changes(zsim.Experiment(**data, strategy={"kind": "fsdp1"}))
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"kind": "ddp"}, {"kind": "fsdp2"}, {"stage": 3}], ids=["ddp", "fsdp2", "zero3"]
+)
+def test_very_many_equal_blocks_are_searched_with_few(
+    make_tiny: Tiny, strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 blocks from plans of 4, 8 and 16: the remedy is the same as of plans of 40, of which only the
+    proposed change is made, and those that are close to the limit or on no line."""
+    given = change_experiment(make_tiny(strategy, memory="5 GB", **ALONE), {**WORDY, "model.n_layer": 40})
+    assert not fits(given)
+    whole = of(given)
+    monkeypatch.setattr(remedies, "_MIN_BLOCKS", 32)
+    monkeypatch.setattr(remedies, "_SAMPLED_BLOCKS", 4)
+    planned: list[int] = []
+
+    def counted(basis: PlanBasis, workloads: Workloads) -> Plan:
+        planned.append(len(basis.model.blocks))
+        return plan_of(basis, workloads)
+
+    monkeypatch.setattr(plans, "plan_of", counted)
+    assert of(given) == whole
+    assert set(planned) == {4, 8, 16, 40}
+    assert planned.count(16) > planned.count(40)
+
+
+def test_what_blocks_hold_is_told_from_few_only_where_it_is_on_a_line(make_tiny: Tiny) -> None:
+    job = Simulator().job(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE))
+    blocks = job.model.blocks[:1]
+    sizes = [replace(job, model=replace(job.model, blocks=blocks * count)) for count in (1, 2, 4, 10)]
+    assert remedies._extrapolate(sizes[3], sizes[:3], [[7.0, 5.0], [9.0, 5.0], [13.0, 5.0]]) == [25.0, 5.0]
+    assert remedies._extrapolate(sizes[3], sizes[:3], [[7.0], [9.0], [12.0]]) is None

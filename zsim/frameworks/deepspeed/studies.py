@@ -17,9 +17,9 @@ from zsim.goodput.checkpoints.saved import (
     FrameworkCheckpoint,
     ModelStates,
     SavedFiles,
-    SaveOptions,
 )
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
 from zsim.study.tune.framework import (
     ACCUMULATION,
@@ -276,9 +276,10 @@ class DeepSpeedCheckpoint(FrameworkCheckpoint[DeepSpeedConfig]):
     """The files of `save_checkpoint`."""
 
     formats = ("deepspeed", "universal")
+    saves_16bit_models = True
 
     def files(
-        self, job: Job, config: DeepSpeedConfig, states: ModelStates, options: SaveOptions
+        self, job: Job, config: DeepSpeedConfig, states: ModelStates, table: CheckpointTable
     ) -> SavedFiles:
         if job.parallelism.experts.library.has_expert_groups:
             raise NotSimulatedError(
@@ -288,8 +289,8 @@ class DeepSpeedCheckpoint(FrameworkCheckpoint[DeepSpeedConfig]):
         return deepspeed_files(
             states,
             config,
-            saves_16bit_model=options.saves_16bit_model,
-            is_universal=options.format == "universal",
+            saves_16bit_model=table.saves_16bit_model,
+            is_universal=table.format == "universal",
         )
 
     def check_elastic_load(self, config: DeepSpeedConfig, format: str | None) -> None:

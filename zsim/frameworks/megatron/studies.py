@@ -23,10 +23,10 @@ from zsim.goodput.checkpoints.saved import (
     FrameworkCheckpoint,
     ModelStates,
     SavedFiles,
-    SaveOptions,
 )
 from zsim.plan.ops import CollectiveKind
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.model.expert_layer import has_experts
 from zsim.study.tune.axes import MICRO_BATCHES, PARALLELISM, RECIPES
 from zsim.study.tune.degrees import (
@@ -207,7 +207,7 @@ class MegatronCheckpoint(FrameworkCheckpoint[MegatronConfig]):
     formats = ("megatron",)
 
     def files(
-        self, job: Job, config: MegatronConfig, states: ModelStates, options: SaveOptions
+        self, job: Job, config: MegatronConfig, states: ModelStates, table: CheckpointTable
     ) -> SavedFiles:
         if config.has_whole_tensor_owners:
             raise NotSimulatedError(

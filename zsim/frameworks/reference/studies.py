@@ -15,12 +15,12 @@ from zsim.goodput.checkpoints.saved import (
     ModelStates,
     SavedFile,
     SavedFiles,
-    SaveOptions,
     StateTensor,
     archive_bytes,
     untied_tensors,
 )
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import MICRO_BATCHES
 from zsim.study.tune.framework import FrameworkTuning
@@ -86,7 +86,7 @@ class ReferenceCheckpoint(FrameworkCheckpoint[ReferenceConfig]):
     has_fixed_states = True
 
     def files(
-        self, job: Job, config: ReferenceConfig, states: ModelStates, options: SaveOptions
+        self, job: Job, config: ReferenceConfig, states: ModelStates, table: CheckpointTable
     ) -> SavedFiles:
         return reference_files(states, job.model)
 

@@ -48,13 +48,13 @@ from zsim.goodput.checkpoints.saved import (
     PickledFile,
     SavedFile,
     SavedFiles,
-    SaveOptions,
     StateTensor,
     archive_bytes,
     trainable_tensors,
     untied_tensors,
 )
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.run.checkpoint import CheckpointTable
 
 
 class TorchCheckpoint(FrameworkCheckpoint[Config]):
@@ -75,30 +75,20 @@ class TorchCheckpoint(FrameworkCheckpoint[Config]):
         """Whether states live in host memory."""
         return False
 
-    def layout(
-        self,
-        job: Job,
-        config: Config,
-        states: ModelStates,
-        *,
-        threads: int = 1,
-        single_file_per_rank: bool = True,
-    ) -> DcpLayout:
+    def layout(self, job: Job, config: Config, states: ModelStates, table: CheckpointTable) -> DcpLayout:
         """How tensors are cut over ranks, and how ranks write them."""
         copies = self.num_copies(config, states)
         return DcpLayout(
-            states.data_ranks // copies, copies, self.element_bytes(job), threads, single_file_per_rank,
-            states.expert_data_ranks // copies, self.is_on_host(config),
+            states.data_ranks // copies, copies, self.element_bytes(job), table.threads,
+            table.single_file_per_rank, states.expert_data_ranks // copies, self.is_on_host(config),
         )  # fmt: skip
 
-    def files(self, job: Job, config: Config, states: ModelStates, options: SaveOptions) -> SavedFiles:
-        layout = self.layout(
-            job, config, states, threads=options.threads, single_file_per_rank=options.single_file_per_rank
-        )
-        return full_file(states, layout) if options.format == "full" else dcp_files(states, layout)
+    def files(self, job: Job, config: Config, states: ModelStates, table: CheckpointTable) -> SavedFiles:
+        layout = self.layout(job, config, states, table)
+        return full_file(states, layout) if table.format == "full" else dcp_files(states, layout)
 
     def num_shards(self, job: Job, config: Config, states: ModelStates) -> int:
-        return self.layout(job, config, states).shards
+        return self.layout(job, config, states, CheckpointTable()).shards
 
 
 FILE = "checkpoint.pt"

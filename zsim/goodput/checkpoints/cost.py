@@ -124,7 +124,7 @@ def checkpoint_of(
     table = CheckpointTable() if run is None else run.checkpoint
     table = table if mode is None else table.model_copy(update={"mode": mode})
     storage = resolve_storage(None if run is None else run.storage)
-    saved = saved or saved_files(job, table.format, threads=table.threads)
+    saved = saved or saved_files(job, table)
     _check_mode(job, table, saved)
     return cost_of(job, saved, table, storage, overlapped_step(result, simulator))
 

@@ -19,6 +19,7 @@ from zsim.operations.operation import Role
 from zsim.plan.make import stages_of
 from zsim.plan.pipeline.lowering import ranks_of
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE, TENSOR
 from zsim.specs.strategy.registry import role_of
@@ -383,18 +384,6 @@ STATE_MEASURED = "expected run.checkpoint.bytes, blocking and load as measured, 
 Config = TypeVar("Config", bound=StrategyConfig)
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOptions:
-    """How a save is written."""
-
-    format: str
-    threads: int = 1
-    """The threads of a rank that write."""
-    single_file_per_rank: bool = True
-    saves_16bit_model: bool = False
-    """The parameters are also gathered into one file."""
-
-
 class FrameworkCheckpoint(Generic[Config]):
     """The saves of a framework, and the recovery of its ranks.
 
@@ -404,13 +393,17 @@ class FrameworkCheckpoint(Generic[Config]):
 
     formats: tuple[str, ...] = ()
     """The formats that it writes, its usual one first."""
+    saves_16bit_models = False
+    """Whether it can gather the parameters into one more file."""
     has_local_replicas = False
     """Whether replicas that train separately (`[run.local]`) are simulated."""
     has_fixed_states = False
     """Whether it saves the same states with every optimizer."""
 
-    def files(self, job: Job, config: Config, states: ModelStates, options: SaveOptions) -> SavedFiles:
-        """The files of a save. Raises NotSimulatedError for those that are not known."""
+    def files(self, job: Job, config: Config, states: ModelStates, table: CheckpointTable) -> SavedFiles:
+        """The files of a save in the `table.format` that it has. Raises NotSimulatedError for those that are
+        not known.
+        """
         raise NotImplementedError
 
     def looks_for_cycles(self, config: Config) -> bool:
@@ -452,27 +445,34 @@ def format_of(job: Job, requested: str | None = None) -> str:
     return requested
 
 
-def saved_files(
-    job: Job,
-    format: str | None = None,
-    *,
-    threads: int = 1,
-    single_file_per_rank: bool = True,
-    saves_16bit_model: bool = False,
-) -> SavedFiles:
-    """The files of a save of the job. Raises InputError for a format or options that the framework lacks,
-    NotSimulatedError for files that are not known."""
+def saved_files(job: Job, table: CheckpointTable | None = None) -> SavedFiles:
+    """The files of a save of the job, by default as `[run.checkpoint]` is without keys.
+
+    Raises InputError for a format or a key that the framework lacks, NotSimulatedError for files that are not
+    known.
+    """
     framework = framework_checkpoint(job.kind)
     if job.training.optimizer not in STATES and not framework.has_fixed_states:
         raise NotSimulatedError(
             f"run.checkpoint: what is saved of '{job.training.optimizer}' is not known, only of "
             f"{', '.join(STATES)}; {STATE_MEASURED}"
         )
-    kind, model_states = format_of(job, format), collect_model_states(job)
-    if threads > 1 and kind != "dcp":
+    table = table or CheckpointTable()
+    kind = format_of(job, table.format)
+    if table.threads > 1 and kind != "dcp":
         raise InputError(
-            f"run.checkpoint.threads: found {threads} with format '{kind}', whose ranks write with one "
+            f"run.checkpoint.threads: found {table.threads} with format '{kind}', whose ranks write with one "
             "thread each; expected 1, or format 'dcp'"
         )
-    options = SaveOptions(kind, threads, single_file_per_rank, saves_16bit_model)
-    return framework.files(job, job.strategy, model_states, options)
+    if not table.single_file_per_rank and kind != "dcp":
+        raise InputError(
+            f"run.checkpoint.single_file_per_rank: found false with format '{kind}'; expected true, or "
+            "format 'dcp', which alone can write a file per tensor"
+        )
+    if table.saves_16bit_model and not framework.saves_16bit_models:
+        raise InputError(
+            f"run.checkpoint.saves_16bit_model: found true with strategy '{job.kind}', which gathers none "
+            "beside its files; expected false"
+        )
+    table = table.model_copy(update={"format": kind})
+    return framework.files(job, job.strategy, collect_model_states(job), table)

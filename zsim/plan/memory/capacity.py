@@ -239,15 +239,22 @@ def fill_ratio(job: Job, plan: Plan) -> float:
     """Bytes over usable bytes of the tier that is fullest, over all GPUs and nodes. Above 1 the plan does not
     fit.
     """
-    cluster = job.cluster
-    usage = [(bytes, host.pinned_limit) for bytes, host in pinned_bytes_per_host(job, plan)]
+    return max(bytes / limit if limit else inf for bytes, limit in tier_usage(job, plan) if bytes)
+
+
+def tier_usage(job: Job, plan: Plan) -> list[tuple[int, int]]:
+    """Maximum bytes and usable bytes of every tier: page-locked and all host memory of each type of node, the
+    drives, and the GPU of each program, in this order.
+    """
     nodes = _fullest_per_type(job, plan, _peaks(plan, "host"))
+    pinned = pinned_bytes_per_host(job, plan)
+    usage = [(bytes, host.pinned_limit) for bytes, host in pinned if host.pinned_limit is not None]
     usage += [(bytes, host.memory) for bytes, host in nodes]
     usage.append((node_peak_bytes(job, plan, "nvme"), node_capacity_bytes(job, plan)["nvme"] or 0))
     for number in range(len(plan.programs)):
         peak = max(program_peak_bytes(job, plan, number), program_startup_bytes(job, plan, number))
-        usage.append((peak, usable_bytes(cluster, gpu_of(job, plan, number))))
-    return max(bytes / limit if limit else inf for bytes, limit in usage if bytes and limit is not None)
+        usage.append((peak, usable_bytes(job.cluster, gpu_of(job, plan, number))))
+    return usage
 
 
 _CUSTOM_KERNEL_DISPATCHERS = ("deepep", "hybridep")  # dispatchers whose exchanges are not NCCL's

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Evidence, Table
-from zsim.specs.lazy_model import StrictTable
+from zsim.specs.lazy_model import StrictTable, resolve_table
 from zsim.specs.messages import validate_table
 
 _FILE = PRESETS / "jitter.toml"
@@ -116,9 +116,9 @@ def resolve_jitter(table: JitterTable) -> JitterConfig | None:
     is_all_measured = all(
         sigma is None and defaults[name].evidence == "measured" for name, sigma in requested.items()
     )
-    return JitterConfig(
-        seed=table.seed,
-        steps=table.steps,
+    return resolve_table(
+        JitterConfig,
+        table,
         kernel_sigma=sigmas["kernel"],
         rank_sigma=sigmas["rank"],
         sources={

@@ -2,12 +2,12 @@
 
 # See [Note: annotations of tables].
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from zsim.specs.lazy_model import StrictTable
+from zsim.specs.lazy_model import StrictTable, resolve_table
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 
@@ -43,8 +43,7 @@ class StrategyConfig:
     @classmethod
     def resolve(cls, table: StrategyTable, **resolved: Any) -> Self:
         """The `resolved` settings, and those that are as the table of the same names has them."""
-        names = {field.name for field in fields(cls)} & set(type(table).model_fields)
-        return cls(**{name: getattr(table, name) for name in names} | resolved)
+        return resolve_table(cls, table, **resolved)
 
     @property
     def plans_workspaces(self) -> bool:

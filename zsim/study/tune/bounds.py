@@ -195,7 +195,7 @@ class StageBounds:
             name: self._segment_cost(job, segment)
             for name, segment in zip(_unique_kinds(model, training), blocks, strict=True)
         }
-        order = [costs[kind] for kind in _block_kinds(model, training)]
+        order = [costs[kind] for kind in block_kinds(model, training)]
         first = sum(
             (self._segment_cost(job, segment) for segment in in_tower), self._segment_cost(job, before)
         )
@@ -262,19 +262,19 @@ def _num_in_flight(job: Job, rank: int) -> int:
     return min(steps * virtual, virtual)
 
 
-def _block_kinds(model: ModelSpec, training: TrainingConfig) -> list[tuple[int, str]]:
+def block_kinds(model: ModelSpec, training: TrainingConfig) -> list[tuple[int, str]]:
     """The shape and the checkpointing of each block, which its work depends on."""
     indexed_blocks = enumerate(model.blocks, model.first_block)
     return [(id(block), training.block_policy(number)) for number, block in indexed_blocks]
 
 
 def _unique_kinds(model: ModelSpec, training: TrainingConfig) -> list[tuple[int, str]]:
-    return list(dict.fromkeys(_block_kinds(model, training)))
+    return list(dict.fromkeys(block_kinds(model, training)))
 
 
 def _unique_blocks(model: ModelSpec, training: TrainingConfig) -> tuple[ModelSpec, TrainingConfig]:
     """The model with one block of each kind, and the training with their policies."""
-    kinds = _block_kinds(model, training)
+    kinds = block_kinds(model, training)
     indices = [kinds.index(kind) for kind in _unique_kinds(model, training)]
     blocks = tuple(model.blocks[index] for index in indices)
     policies: Sequence[str] = [kinds[index][1] for index in indices]

@@ -25,7 +25,7 @@ from zsim.plan.memory.capacity import (
     resident_memory,
     usable_bytes,
 )
-from zsim.plan.ops import Device, Plan
+from zsim.plan.ops import Device
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS
@@ -287,9 +287,9 @@ class Evaluator:
         resident = self._residents.get(_structure(candidate))
         return resident is not None and resident.is_too_much
 
-    def keep_resident(self, candidate: Candidate, job: Job, plan: Plan) -> None:
+    def keep_resident(self, candidate: Candidate, resident: ResidentMemory) -> None:
         """Keep the resident bytes of a candidate's plan for those of the same structure."""
-        self._residents.setdefault(_structure(candidate), resident_memory(job, plan))
+        self._residents.setdefault(_structure(candidate), resident)
 
     def fits(self, memory: MemoryBounds | None) -> bool:
         """Whether a candidate with this memory may be proposed: it fits and leaves the headroom free."""

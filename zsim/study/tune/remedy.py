@@ -17,19 +17,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from math import inf
 from typing import Any
+
+import numpy as np
 
 from zsim.engine.micro_batches import limit_micro_batches, shorten_micro_batches
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
-from zsim.plan.memory.capacity import fits, peak_bytes
+from zsim.plan.memory.capacity import ResidentMemory, peak_bytes, resident_memory, tier_usage
+from zsim.plan.ops import Plan
 from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import SHARDING
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import num_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import Candidate, choices_of, structure_of
-from zsim.study.tune.bounds import plan_seconds
+from zsim.study.tune.bounds import block_kinds, plan_seconds
 from zsim.study.tune.degrees import EXPERT, PIPELINE, TENSOR
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import script_changes
@@ -161,6 +166,7 @@ class _PlanCheck:
     gpu_bytes: int
     fits: bool
     seconds: float
+    job: Job
 
 
 def cheapest_switch(evaluator: Evaluator, start: Candidate) -> CandidateResult | None:
@@ -236,16 +242,35 @@ def _shortest(evaluator: Evaluator, fitting: Sequence[_PlanCheck]) -> CandidateR
     """The shortest simulated step of the few candidates with the lowest bounds. A candidate is simulated only
     if its bound is below the best so far.
     """
+    ranked = sorted(fitting, key=lambda check: check.seconds)[:_MAX_SIMULATED]
+    if any(_sampled_jobs(check.job) for check in ranked):
+        return _first_with_room(evaluator, ranked)
     best: CandidateResult | None = None
-    for check in sorted(fitting, key=lambda check: check.seconds)[:_MAX_SIMULATED]:
+    for check in ranked:
         if best is not None and check.seconds >= best.seconds:
             break
-        (measured,) = evaluator.simulate([check.candidate])
-        if measured is None or not measured.row["fits"] or measured.may_run_out:
-            continue
-        if best is None or measured.seconds < best.seconds:
+        measured = _simulate_with_room(evaluator, check)
+        if measured is not None and (best is None or measured.seconds < best.seconds):
             best = measured
     return best
+
+
+def _simulate_with_room(evaluator: Evaluator, check: _PlanCheck) -> CandidateResult | None:
+    """The simulated candidate, or None if it does not fit or if torch's allocator may run out of memory."""
+    (measured,) = evaluator.simulate([check.candidate])
+    return measured if measured is not None and measured.row["fits"] and not measured.may_run_out else None
+
+
+def _first_with_room(evaluator: Evaluator, ranked: Sequence[_PlanCheck]) -> CandidateResult | None:
+    """The candidate with very many blocks whose step with fewer blocks says that it is the shortest.
+    If it has no room, the one that needs least memory.
+    """
+    shortest = min(ranked, key=lambda check: _estimate_step(evaluator.simulator, check))
+    measured, smallest = (
+        _simulate_with_room(evaluator, shortest),
+        min(ranked, key=lambda check: check.gpu_bytes),
+    )
+    return measured if measured or smallest is shortest else _simulate_with_room(evaluator, smallest)
 
 
 def _check_plan(evaluator: Evaluator, candidate: Candidate) -> _PlanCheck | None:
@@ -262,17 +287,130 @@ def _check_plan(evaluator: Evaluator, candidate: Candidate) -> _PlanCheck | None
             job, steps = shorten_micro_batches(full_job), full_job.training.gradient_accumulation_steps
         else:
             job = simulator.job(limit_micro_batches(experiment, 2))
-        plan = simulator.plan(job)
+        figures = _estimate_figures(simulator, job) or _PlanFigures.of(job, simulator.plan(job))
     except ZsimError:
         return None
-    evaluator.keep_resident(candidate, job, plan)
-    peak = peak_bytes(job, plan)
+    evaluator.keep_resident(candidate, figures.resident)
+    usable = evaluator.usable_bytes(candidate)
     return _PlanCheck(
         candidate,
-        peak,
-        fits(job, plan) and peak <= evaluator.usable_bytes(candidate),
-        max(plan_seconds(job, plan).values()) * steps / job.training.gradient_accumulation_steps,
+        figures.gpu_bytes,
+        figures.fill_ratio <= 1 and figures.gpu_bytes <= usable,
+        figures.seconds * steps / job.training.gradient_accumulation_steps,
+        full_job,
     )
+
+
+# [Note: models of very many blocks]
+# The plan of a model of thousands of equal blocks takes seconds, and a search makes dozens of plans. What a
+# step holds and its lower bound grow linearly with the blocks, once the limits of frameworks (live
+# parameters, buckets) are reached. So plans of three sizes tell the rest if two differences are one line.
+# Where they are not, or where the answer is close to a limit, the whole model is planned. The proposed change
+# is always simulated whole.
+_MIN_BLOCKS = 512  # more than any published model has
+_SAMPLED_BLOCKS = 32  # and twice and four times as many
+_MAX_PERIOD = 16
+_NONLINEARITY = 0.01  # fraction by which the differences per block may differ
+_CLOSE = 0.02  # fraction of a limit within which the whole model is planned
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanFigures:
+    """The figures of a plan that the search reads."""
+
+    seconds: float
+    gpu_bytes: int
+    tier_bytes: tuple[int, ...]
+    """See `tier_usage`."""
+    tier_limits: tuple[int, ...]
+    resident: ResidentMemory
+
+    @staticmethod
+    def of(job: Job, plan: Plan) -> _PlanFigures:
+        tier_bytes, tier_limits = zip(*tier_usage(job, plan), strict=True)
+        seconds = max(plan_seconds(job, plan).values())
+        return _PlanFigures(
+            seconds, peak_bytes(job, plan), tier_bytes, tier_limits, resident_memory(job, plan)
+        )
+
+    @property
+    def fill_ratio(self) -> float:
+        tiers = zip(self.tier_bytes, self.tier_limits, strict=True)
+        return max(bytes / limit if limit else inf for bytes, limit in tiers if bytes)
+
+    @property
+    def numbers(self) -> list[float]:
+        """The figures that grow with the blocks."""
+        return [self.seconds, self.gpu_bytes, *self.tier_bytes, *self.resident.bytes.values()]
+
+    def replace_numbers(self, numbers: Sequence[float]) -> _PlanFigures:
+        """The figures with other `numbers`."""
+        seconds, (gpu_bytes, *counts) = numbers[0], map(int, numbers[1:])
+        tiers, resident = counts[: len(self.tier_bytes)], counts[len(self.tier_bytes) :]
+        resident_bytes = dict(zip(self.resident.bytes, resident, strict=True))
+        memory = ResidentMemory(resident_bytes, self.resident.limits)
+        return _PlanFigures(seconds, gpu_bytes, tuple(tiers), self.tier_limits, memory)
+
+
+def _sampled_jobs(job: Job) -> list[Job]:
+    """The job with the first blocks of its model, three numbers of them. Empty if the model is not of very
+    many blocks, or if they do not repeat.
+    """
+    kinds = block_kinds(job.model, job.training)
+    if len(kinds) < _MIN_BLOCKS or job.parallelism.pipeline > 1:
+        return []
+    period = next((n for n in range(1, _MAX_PERIOD + 1) if kinds[n:] == kinds[:-n]), None)
+    if period is None:
+        return []
+    unit = -(-_SAMPLED_BLOCKS // period) * period
+    policies: list[Any] = [policy for _, policy in kinds]
+    return [
+        replace(
+            job,
+            model=replace(job.model, blocks=job.model.blocks[:count]),
+            training=replace(job.training, block_checkpointing=tuple(policies[:count])),
+        )
+        for count in (unit, 2 * unit, 4 * unit)
+    ]
+
+
+def _extrapolate(
+    job: Job, sampled: Sequence[Job], values: Sequence[Sequence[float]]
+) -> Sequence[float] | None:
+    """The values for all blocks of `job` from those of each of `_sampled_jobs`. None if one of them is on no
+    line.
+    """
+    counts = np.array([len(sample.model.blocks) for sample in sampled])
+    first, second = np.diff(np.array(values), axis=0) / np.diff(counts)[:, None]
+    if (np.abs(second - first) > _NONLINEARITY * np.maximum(np.abs(first), np.abs(second))).any():
+        return None
+    extrapolated: list[float] = (values[-1] + second * (len(job.model.blocks) - counts[-1])).tolist()
+    return extrapolated
+
+
+def _estimate_figures(simulator: Simulator, job: Job) -> _PlanFigures | None:
+    """The figures of the whole model from plans of fewer blocks. None if they cannot tell. See
+    [Note: models of very many blocks].
+    """
+    sampled = _sampled_jobs(job)
+    figures = [_PlanFigures.of(sample, simulator.plan(sample)) for sample in sampled]
+    if not figures or len({len(sample.tier_bytes) for sample in figures}) > 1:
+        return None
+    numbers = _extrapolate(job, sampled, [sample.numbers for sample in figures])
+    if numbers is None:
+        return None
+    estimate = figures[-1].replace_numbers(numbers)
+    return None if abs(estimate.fill_ratio - 1) < _CLOSE else estimate
+
+
+def _estimate_step(simulator: Simulator, check: _PlanCheck) -> float:
+    """Seconds of the step of a model of very many blocks, from those of fewer. The lower bound of its plan
+    where these cannot tell.
+    """
+    sampled = _sampled_jobs(check.job)
+    seconds = [[simulator.step(sample).seconds] for sample in sampled]
+    estimate = _extrapolate(check.job, sampled, seconds) if sampled else None
+    return check.seconds if estimate is None else estimate[0]
 
 
 def _single_changes(start: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]:

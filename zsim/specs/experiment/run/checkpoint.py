@@ -80,6 +80,16 @@ class CheckpointTable(FiniteTable):
         + ", which are converted before each load, so that any number of ranks can",
     )
     threads: _Steps = Field(default=1, description="threads of a rank that write, each its own file")
+    single_file_per_rank: bool = Field(
+        default=True,
+        description="a rank, or each of its threads, writes one file; false: a file per tensor. As "
+        + phrase("run.checkpoint.single_file_per_rank"),
+    )
+    saves_16bit_model: bool = Field(
+        default=False,
+        description="parameters are also gathered into one file, as "
+        + phrase("run.checkpoint.saves_16bit_model"),
+    )
     plan_caching: bool = Field(
         default=False,
         description="plans and shapes are kept from save to save: " + phrase("run.checkpoint.plan_caching"),
