@@ -272,6 +272,18 @@ def test_an_rms_norm_in_python_shares_no_input() -> None:
     assert norm.saved_bytes(SHAPE, WorkOptions(compile=True)) == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "halves"), [({}, 5), ({"compile": True}, 5), ({"liger": True}, 3)], ids=str
+)
+def test_a_fused_projection_stays_for_the_sake_of_its_slice_v(options: dict[str, bool], halves: int) -> None:
+    """4 heads of 16: q, k and v of one product are 3 x 64 elements. The rotary embedding makes 2 x 64 more,
+    also where inductor compiles it (torch 2.13: 17.55 tensors of the hidden size in a block with a fused
+    projection, 15.55 with three). Liger writes them over q and k. Each head has its log-sum-exp in fp32.
+    """
+    core = Module("core", Attention(4, 4, 16, 16, splits_fused_qkv=True))
+    assert core.saved_bytes(SHAPE, WorkOptions(**options)) == TOKENS * (halves * 64 * 2 + 4 * 4)
+
+
 def test_flash_attention_2_makes_gradients_of_keys_and_values_for_every_query_head() -> None:
     """32 query heads of 128 share 8 of keys: dk and dv of 32 heads each in bf16; with as many
     heads of keys nothing is added."""
