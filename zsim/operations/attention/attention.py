@@ -195,7 +195,9 @@ class Attention(AttentionCore, Operation):
         again (torch 2.13 _functorch/partitioners.py, `ban_recompute_materialized_backward`). Liger rotates
         in place.
         """
-        return self.rotary and self.splits_fused_qkv and (options.compile or not options.liger)
+        if not self.rotary or not self.splits_fused_qkv:
+            return False
+        return not options.layers.replaces_fused_projection if options.compile else not options.liger
 
     def _bias_bytes(self, shape: BatchShape, options: WorkOptions) -> int:
         """Bytes of a bias that is added to the scores of every sequence. The layers that read it keep nothing
