@@ -10,7 +10,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import checkpoint_bytes, recomputed_modules, saves_only_block_input
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Activation, Attention, Block, Loss, Module, Norm, Parameter
-from zsim.specs.strategy.kernel_sets import losses
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 TOKENS = 4096
@@ -270,6 +270,25 @@ def test_an_rms_norm_in_python_shares_no_input() -> None:
     norm = Module("norm", Norm(64), (Parameter("weight", (64,)),), shares_input=True)
     assert norm.saved_bytes(SHAPE, WorkOptions()) == TOKENS * 64 * 6
     assert norm.saved_bytes(SHAPE, WorkOptions(compile=True)) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "tensors"),
+    [
+        (WorkOptions(), 5),
+        (WorkOptions(compile=True), 5),
+        (WorkOptions(liger=True), 3),
+        (WorkOptions(compile=True, layers=layer_kernel_sets()["megatron"]), 3),
+    ],
+)
+def test_a_fused_projection_stays_for_the_sake_of_its_slice_v(options: WorkOptions, tensors: int) -> None:
+    """4 heads of 16: q, k and v of one product are 3 x 64 elements. The rotary embedding makes 2 x 64 more,
+    also where inductor compiles it (torch 2.13: 17.55 tensors of the hidden size in a block with a fused
+    projection, 15.55 with three). Liger writes them over q and k, and Megatron's take the projection's
+    place. Each head has its log-sum-exp in fp32.
+    """
+    core = Module("core", Attention(4, 4, 16, 16, splits_fused_qkv=True))
+    assert core.saved_bytes(SHAPE, options) == TOKENS * (tensors * 64 * 2 + 4 * 4)
 
 
 def test_flash_attention_2_makes_gradients_of_keys_and_values_for_every_query_head() -> None:

@@ -16,6 +16,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.key_index import first_unknown_segment
+from zsim.specs.model.spec import Attention
 from zsim.specs.strategy.registry import STRATEGIES
 
 CASE = """
@@ -211,3 +212,26 @@ def test_a_stated_default_stays_stated_beside_releases_with_another() -> None:
     assert 'optimizer_implementation = "fused"' in experiment_toml(experiment)
     plain = experiment.model_copy(update={"training": TrainingTable(optimizer_implementation="fused")})
     assert "optimizer_implementation" not in experiment_toml(plain)
+
+
+@pytest.mark.parametrize(
+    ("software", "training", "reads"),
+    [
+        ("transformers 5.0", 'attention = "flash2"\nmicro_batch_size = 1', True),
+        ("transformers 5.0", 'attention = "flash2"\nmicro_batch_size = 2', False),
+        ("transformers 4.51", 'attention = "flash2"\nmicro_batch_size = 2', True),
+        ("transformers 4.43", 'attention = "flash2"\nmicro_batch_size = 1', False),
+        ("transformers 5.0", "micro_batch_size = 1", False),
+    ],
+)
+def test_flash_attention_of_transformers_asks_the_gpu_whether_sequences_are_packed(
+    tmp_path: Path, software: str, training: str, reads: bool
+) -> None:
+    """modeling_flash_attention_utils.py: `_is_packed_sequence` of 5.0.0 reads back for a batch of 1 alone,
+    and the order of `position_ids` in 4.51.3 for any. 4.43 has neither, and SDPA, the default, asks nothing.
+    """
+    job = job_of(tmp_path, software, kind="ddp", training=training, model="llama-3.2-1b")
+    cores = [
+        module.op_spec for module in job.model.blocks[0].modules if isinstance(module.op_spec, Attention)
+    ]
+    assert [core.host_waits for core in cores] == [reads]

@@ -31,6 +31,8 @@ class LayerKernelSet:
     """A gated activation splits the output of one product, in eager kernels."""
     copies_heads: bool = False
     """Queries, keys and values are copied around attention."""
+    replaces_fused_projection: bool = False
+    """Compiled, rotated queries and keys take the place of a fused projection, of which v is a slice."""
     scaled_rotary: tuple[Passes, Passes] | None = None
     """Rotary positions that are multiplied by a factor are eager kernels, of these passes per tensor forward
     and backward. None where they are fused as all others.

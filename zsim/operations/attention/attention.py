@@ -190,8 +190,14 @@ class Attention(AttentionCore, Operation):
     def keeps_fused_projection(self, options: WorkOptions) -> bool:
         """Whether the full fused projection stays alive for the sake of v, its slice, next to the new q and k
         that the rotary embedding makes.
+
+        Inductor makes new ones too, as a value that a product or attention reads in backward is not made
+        again (torch 2.13 _functorch/partitioners.py, `ban_recompute_materialized_backward`). Liger rotates
+        in place.
         """
-        return self.rotary and self.splits_fused_qkv and not options.fuses_kernels
+        if not self.rotary or not self.splits_fused_qkv:
+            return False
+        return not options.layers.replaces_fused_projection if options.compile else not options.liger
 
     def _bias_bytes(self, shape: BatchShape, options: WorkOptions) -> int:
         """Bytes of a bias that is added to the scores of every sequence. The layers that read it keep nothing
