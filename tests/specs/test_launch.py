@@ -457,3 +457,20 @@ def test_a_file_of_trl_names_accelerates_too(folder: Path) -> None:
     assert read("trl sft --config trl.yaml --accelerate_config zero2").strategy.kind == "deepspeed"
     with pytest.raises(InputError, match=r"accelerate_config: found 'fsdp1', .*'trl sft --config trl.yaml'"):
         read("trl.yaml")
+
+
+@pytest.mark.parametrize("target", ["-m lm_eval --tasks arc", "examples/chatbot.py --deepspeed zero3.json"])
+def test_evaluations_and_chats_train_nothing(folder: Path, target: str) -> None:
+    with pytest.raises(InputError, match="trains nothing"):
+        read(f"accelerate launch {target} {MODEL}")
+
+
+def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="Open Instruct"):
+        read(f"python mason.py --gpus 8 -- accelerate launch open_instruct/dpo.py {FLAGS}")
+
+
+def test_numbers_of_the_launcher_that_nothing_sets_are_asked_for(folder: Path) -> None:
+    notes = " ".join(read(f"torchrun --nnodes $NODES --nproc_per_node $GPUS train.py {FLAGS}").notes)
+    assert "nodes is $NODES, which nothing sets: --nodes gives it" in notes
+    assert "gpus is $GPUS, which nothing sets: --gpus gives it" in notes

@@ -14,6 +14,7 @@ from zsim.programs.shell import run_script
 # Scripts whose `show` must get the same words from zsim as from bash.
 SCRIPTS = {
     "continued lines": "show --a 1 \\\n  --b 2 # words\n",
+    "a comment ends with its line": "# --x \\\n# --y \\\nA=1\nshow $A\n",
     "an array": "A=(--x 1 # words\n  --y 'two words')\nshow ${A[@]}\n",
     "an array in quotes": "A=(--x 'two words')\nshow \"${A[@]}\" --z\n",
     "an array that grows": 'A=(--x)\nA+=(--y 2)\nA+=("--z 3")\nshow ${A[@]}\n',

@@ -74,6 +74,8 @@ class Script:
     """The number of rounds of loops that have run."""
     running: set[Path] = field(default_factory=set)
     """The files that are being followed, this one and those that lead to it."""
+    documents: list[str] = field(default_factory=list)
+    """The texts that it writes to files by `cat` and a here document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,8 +380,10 @@ class _Runner:
             raise InputError(f"more than {_MAX_COMMANDS:,} commands")
         inner = _inner_script(fields)
         document = ""
-        if documents and fields[0] in ("read", *_STARTERS):
+        if documents and fields[0] in ("read", "cat", *_STARTERS):
             document = " ".join(self.script.variables.expand(documents[-1]))
+        if document and fields[0] == "cat":
+            self.script.documents.append(document)
         if inner is None and document and fields[0] in _STARTERS and _script_index(fields) is None:
             inner = document
         if inner is not None:
@@ -459,7 +463,7 @@ class _Runner:
         outer = self.script
         started = Script(
             outer.commands, outer.environments, Variables(values), {}, outer.notes, path, outer.rounds,
-            outer.running,
+            outer.running, outer.documents,
         )  # fmt: skip
         started.variables.set_parameters(fields[index + 1 :])
         self._follow(path, started)

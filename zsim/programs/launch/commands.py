@@ -83,7 +83,8 @@ class Launch:
         """Whether what is started is a training, and not another of a trainer's words (`swift infer`)."""
         if self.launcher in TRAINERS:
             return self.target in TRAINERS[self.launcher]
-        return idle_program([self.target]) is None or any(
+        name = self.target if self.target.endswith(".py") else f"{self.target}.py"  # a module
+        return idle_program([name]) is None or any(
             mark in flag_values(self.words, self.where)[1] for mark in FLAG_MARKS
         )
 

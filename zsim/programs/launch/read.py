@@ -61,6 +61,7 @@ _TRAINERS: Mapping[str, TrainingProgram] = {
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_SFT = "fsdp_sft_trainer"
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
+_OPEN_INSTRUCT = "open_instruct/"
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -113,6 +114,11 @@ def _started(launch: Launch) -> TrainingFile:
     )
     if launch.launcher in _TRAINERS:
         program = _TRAINERS[launch.launcher]
+    if any(_OPEN_INSTRUCT in word for word in (launch.target, *launch.words)):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: is of Open Instruct, whose trainers zsim does not read; write "
+            "an experiment file with its settings"
+        )
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
     if program is None:
@@ -355,6 +361,9 @@ def _add_machines(file: TrainingFile, launch: Launch) -> None:
         file.settings |= {"nodes": nodes, "gpus": nodes * gpus}
     elif nodes and nodes > 1:
         file.settings["nodes"] = nodes
+    for key, words in (("nodes", nodes_text), ("gpus", text)):
+        if "$" in str(words) and key not in file.settings:
+            file.note(f"the launcher's number of {key} is {words}, which nothing sets: --{key} gives it")
     if (
         launch.launcher in ("python", "python3", "trl", "axolotl", "swift", "megatron")
         and "gpus" not in file.settings
