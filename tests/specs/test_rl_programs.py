@@ -473,3 +473,21 @@ def test_openrlhfs_ppo_is_the_actors_update() -> None:
         launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_rm --bf16 --pretrain x")
     with pytest.raises(NotSimulatedError, match=r"ds.ring_attn_size: .*ring attention"):
         launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --bf16 --ring_attn_size 2")
+
+
+def test_verls_reward_model_scores_and_dapo_draws_more_prompts_than_it_trains_on() -> None:
+    """512 prompts are trained on. Without a filter all that are drawn are."""
+    scored = launched(
+        f"{VERL_COMMAND} reward_model.enable=True reward_model.model.path=meta-llama/Llama-3.1-8B"
+    )
+    assert there(scored.rl).reward.model == "llama-3.1-8b"
+    unknown = launched(f"{VERL_COMMAND} reward_model.enable=True reward_model.model.path=/mine")
+    assert "'/mine' is left out: rl.reward.model" in " ".join(unknown.notes)
+    drawn = f"{VERL_COMMAND} data.gen_batch_size=1536"
+    filtered = there(launched(f"{drawn} algorithm.filter_groups.enable=True").rl)
+    assert (filtered.prompts_per_step, filtered.sampling_rounds) == (512, 3.0)
+    whole = there(launched(drawn).rl)
+    assert (whole.prompts_per_step, whole.sampling_rounds) == (1536, 1.0)
+    fork = launched(f"{VERL_COMMAND} data.n_samples=4")
+    assert fork.rl is None
+    assert "PRIME's fork are not simulated" in " ".join(fork.notes)

@@ -111,6 +111,7 @@ def _read_rollout(keys: FileValues, update: str) -> None:
     tokens = _dynamic_tokens(keys)
     mini_prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256)
     prompts, separate = _read_apart(keys, mini_prompts)
+    prompts, rounds = _drawn_prompts(keys, prompts)
     critic = keys.get("critic.model.path") if estimator == "gae" else None
     set_rollout(
         file,
@@ -143,8 +144,40 @@ def _read_rollout(keys: FileValues, update: str) -> None:
             "offload.optimizer": None if separate else offloads["optimizer_offload"],
             "offload.sleep_level": None if sleeps or separate else 0,
             "critic.model": None if critic is None else locate_model(critic, [Path(file.name).parent]),
+            "reward.model": _reward_model(keys),
+            "sampling_rounds": rounds,
         },
     )
+
+
+def _drawn_prompts(keys: FileValues, prompts: int) -> tuple[int, float | None]:
+    """(prompts that a step trains on, its rollouts), where the batch that is drawn has another size
+    (recipe/dapo/dapo_ray_trainer.py, trainer/ppo/ray_trainer.py `_create_dataloader`).
+    """
+    drawn = keys.values.get("data.gen_batch_size")
+    if not isinstance(drawn, int) or drawn == prompts:
+        return prompts, None
+    if keys.values.get("algorithm.filter_groups.enable") is not True:
+        return drawn, None
+    keys.file.note(
+        f"data.gen_batch_size {drawn:,}: prompts whose responses all score alike are dropped until {prompts:,} are left; "
+        f"simulated as {drawn / prompts:g} rollouts of {prompts:,}, one after the other (rl.sampling_rounds)"
+    )
+    return prompts, max(1.0, drawn / prompts)
+
+
+def _reward_model(keys: FileValues) -> str | None:
+    """The model that scores responses, where one is asked for and zsim knows it."""
+    for section, name in (("reward_model", "model.path"), ("reward.reward_model", "model_path")):
+        if keys.values.get(f"{section}.enable") is True:
+            path = str(keys.values.get(f"{section}.{name}"))
+            model = locate_model(path, [Path(keys.file.name).parent])
+            if model is None:
+                keys.file.note(
+                    f"{section}.{name}: '{path}' is left out: rl.reward.model gives a model that scores"
+                )
+            return model
+    return None
 
 
 def _note_engine(keys: FileValues) -> str | None:
@@ -176,6 +209,8 @@ def _unsimulated(keys: FileValues, engine: str, estimator: str) -> str:
     mode = keys.get("trainer.v1.trainer_mode", "sync")
     if mode != "sync":
         return f"trainer.v1.trainer_mode '{mode}' is"
+    if keys.has("reward_model.prime_model", "data.n_samples"):
+        return "reward_model.prime_model, data.n_samples: samples and rewards of PRIME's fork are"
     if keys.get("distillation.enabled", False):
         return "distillation.enabled: passes of a teacher are"
     if engine not in _ENGINES:
