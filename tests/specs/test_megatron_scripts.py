@@ -361,3 +361,20 @@ def test_flags_in_a_variable_that_nothing_sets_are_asked_for(tmp_path: Path) -> 
     network = f"{NETWORK} --seq-length 2048 --micro-batch-size 1"
     found = experiment(write(tmp_path, f"python pretrain_gpt.py {network} $EXTRA"))
     assert any("$EXTRA: nothing sets it" in note for note in found.notes)
+
+
+def test_flags_that_a_comment_cut_off_start_no_megatron(tmp_path: Path) -> None:
+    path = write(tmp_path, "deepspeed own.py --x 1 \\\n # words\n --seed 42 \\\n # words\n --bf16")
+    with pytest.raises(NotSimulatedError, match=r"own\.py: zsim knows flags of TrainingArguments"):
+        experiment(path)
+
+
+def test_flags_in_one_text_are_flags(tmp_path: Path) -> None:
+    network = f"{NETWORK} --seq-length 2048 --micro-batch-size 4"
+    found = experiment(write(tmp_path, f"mpirun -np 8 bash entry.sh pretrain_llama.py ' {network} '"))
+    assert found.training.micro_batch_size == 4
+
+
+def test_a_script_that_only_converts_is_none_of_megatrons(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--micro-batch-size: missing"):
+        experiment(write(tmp_path, "torchrun tools/torchdist.py --bf16 --load a --save b"))

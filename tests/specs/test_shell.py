@@ -215,3 +215,11 @@ def test_a_script_that_looks_for_a_device_finds_a_gpu() -> None:
     )
     assert run_script(script).commands == [["run", "8"]]
     assert run_script(script, {"DEVICE": "npu"}).commands == [["run", "npu"]]
+
+
+def test_a_comment_that_cuts_a_command_is_noted() -> None:
+    """Bash ends the command there, whatever its author meant."""
+    script = run_script("show --x 1 \\\n  # words\n  --y 2 \\\n  --z\n")
+    assert script.commands[0] == ["show", "--x", "1"]
+    assert script.notes == ["line 2: a comment ends the command, so what stands behind it is left out"]
+    assert run_script('A=" \\\n # words\n --y 2"\nshow $A # words\n').notes == []

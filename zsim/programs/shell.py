@@ -41,6 +41,8 @@ _SWITCHES = {
 _MAX_COMMANDS, _MAX_DEPTH, _MAX_ROUNDS = 2_000, 8, 100
 _MAX_ALL_ROUNDS = 10_000  # of all loops together
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
+# A comment behind a continued line, with flags or overrides behind it.
+_CUT = re.compile(r"\\\n[ \t]*#[^\n]*\n(?:[ \t]*#[^\n]*\n)*(?=[ \t]*(?:--[A-Za-z]|[\w+]+\.[\w.]+=))")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _NUMBERS = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
@@ -123,6 +125,12 @@ def run_script(
     if path is not None:
         script.variables.values |= {"0": [str(path)], "BASH_SOURCE": [str(path)]}
         script.running.add(path.resolve())
+    for match in _CUT.finditer(text):
+        if text.count('"', 0, match.start()) % 2 == 0:
+            line = text.count("\n", 0, match.start()) + 2
+            script.notes.append(
+                f"line {line}: a comment ends the command, so what stands behind it is left out"
+            )
     try:
         _Runner(script, 0).run(tokenize(text))
     except RecursionError:

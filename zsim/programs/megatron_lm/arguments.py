@@ -201,6 +201,11 @@ def is_command_line(words: Sequence[str]) -> bool:
     return num_megatron_flags > 0 and 2 * num_megatron_flags >= len(flags)
 
 
+def starts_program(words: Sequence[str]) -> bool:
+    """Whether the words of a command begin with a program, and not with a flag."""
+    return bool(words) and not words[0].startswith("-")
+
+
 def idle_program(words: Sequence[str]) -> str | None:
     """The program that the words start and that trains nothing, by its name."""
     programs = [Path(word).name for word in words if word.endswith(".py")]
@@ -252,9 +257,10 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    started = [
-        pair for pair in zip(script.commands, script.environments, strict=True) if is_command_line(pair[0])
-    ]
+    pairs = zip(script.commands, script.environments, strict=True)
+    started = [pair for pair in pairs if is_command_line(pair[0])]
+    if any(starts_program(words) for words in script.commands):  # flags alone are what a comment cut off
+        started = [pair for pair in started if starts_program(pair[0])]
     started = [pair for pair in started if not idle_program(pair[0])] or started
     if started:
         words, environment = started[-1]
@@ -262,6 +268,7 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     else:
         values = script.variables.values
         words = _flags_in_variables(values)
+        words = words if is_command_line(words) else []
         environment = {name: texts[0] for name, texts in values.items() if texts}
     if not words:
         raise InputError(f"{path}: starts no Megatron: {_reason(script, text)}")
@@ -343,6 +350,9 @@ def _parse(
     remaining_words = list(words[program_index + 1 :])
     while remaining_words:
         word = remaining_words.pop(0)
+        if " --" in word and not word.startswith("--"):  # flags in one text, for another script
+            remaining_words[:0] = word.split()
+            continue
         if not word.startswith("--"):
             is_shell_text = word.startswith(("$", "&", "|", ">", "`")) or has_extra_flags
             if re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[@\])?\}?", word):
@@ -376,11 +386,16 @@ def _parse(
         raise NotSimulatedError(
             f"{where}: zsim does not simulate {feature}; expected pretrain_gpt.py's models"
         )
-    if open_words and not arguments.has("micro-batch-size"):
+    is_started = (
+        is_script and program_index >= 0 and not {"micro-batch-size", "batch-size"} & {*arguments.values}
+    )
+    if is_started and open_words:
         raise InputError(
             f"{where}: {open_words[0]}: stands for flags, and nothing sets it"
             f"{arguments._how_to_set(open_words[0])}"
         )
+    if is_started:
+        raise InputError(f"{where}: --micro-batch-size: missing, as Megatron asks for it")
     arguments.notes += [
         f"{word}: nothing sets it; flags that it stands for are not read" for word in open_words
     ]

@@ -160,8 +160,8 @@ def _drawn_prompts(keys: FileValues, prompts: int) -> tuple[int, float | None]:
     if keys.values.get("algorithm.filter_groups.enable") is not True:
         return drawn, None
     keys.file.note(
-        f"data.gen_batch_size {drawn:,}: prompts whose responses all score alike are dropped until {prompts:,} are left; "
-        f"simulated as {drawn / prompts:g} rollouts of {prompts:,}, one after the other (rl.sampling_rounds)"
+        f"data.gen_batch_size {drawn:,}: those whose responses all score alike are dropped until {prompts:,} "
+        f"are left; simulated as {drawn / prompts:g} rollouts of {prompts:,}, one after the other"
     )
     return prompts, max(1.0, drawn / prompts)
 
@@ -488,6 +488,8 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "strategy.param_dtype": "bf16",
         "strategy.reduce_dtype": "fp32",
     }
+    if keys.has("data.micro_batch_size"):  # of releases before 2025-02, or of other trainers
+        raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
     file.global_batch_size = keys.count("data.train_batch_size", 256)
     file.defaults["strategy.no_sync"] = False
     if settings["strategy.kind"] == "fsdp2":
