@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -318,8 +319,17 @@ DEEPSPEED = (
 )
 
 
-@pytest.mark.parametrize("document", [DOCUMENT, "\n"])
+TEMPLATE = """
+sed "s/MBSIZE/${MBS}/" template.json \\
+  | sed "s/STAGE/1/" > ds.json
+"""
+
+
+@pytest.mark.parametrize("document", [DOCUMENT, TEMPLATE])
 def test_megatron_deepspeed_is_deepspeeds_engine_with_the_scripts_json(tmp_path: Path, document: str) -> None:
+    content = {"train_micro_batch_size_per_gpu": "MBSIZE", "zero_optimization": {"stage": "STAGE"}}
+    text = json.dumps({**content, "fp16": {"enabled": True}}).replace('"MBSIZE"', "MBSIZE")
+    (tmp_path / "template.json").write_text(text.replace('"STAGE"', "STAGE"))
     path = write(tmp_path, f"MBS=2\n{document}torchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED}")
     found = experiment(path)
     job = resolve(found)
@@ -327,7 +337,12 @@ def test_megatron_deepspeed_is_deepspeeds_engine_with_the_scripts_json(tmp_path:
     assert of_kind(job.strategy, DeepSpeedConfig).stage == 1
     assert (job.parallelism.pipeline, job.training.micro_batch_size, job.training.precision) == (2, 2, "fp16")
     assert (job.training.activation_checkpointing, job.training.attention) == ("full", "math")
-    assert any("--zero-stage 1" in note for note in found.notes) == (document == "\n")
+
+
+def test_a_json_of_megatron_deepspeed_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, f"MBS=2\ntorchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED}")
+    with pytest.raises(InputError, match=r"'ds\.json': no such file"):
+        experiment(path)
 
 
 def test_another_job_of_megatron_deepspeed_is_refused(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ _MAX_ALL_ROUNDS = 10_000  # of all loops together
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
 # A comment behind a continued line, with flags or overrides behind it.
 _CUT = re.compile(r"\\\n[ \t]*#[^\n]*\n(?:[ \t]*#[^\n]*\n)*(?=[ \t]*(?:--[A-Za-z]|[\w+]+\.[\w.]+=))")
+_SUBSTITUTION = re.compile(r"s([/|#,])(\w+)\1(.*?)\1g?")  # of a word, as templates are filled in
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _NUMBERS = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
@@ -77,7 +78,7 @@ class Script:
     running: set[Path] = field(default_factory=set)
     """The files that are being followed, this one and those that lead to it."""
     documents: list[str] = field(default_factory=list)
-    """The texts that it writes to files by `cat` and a here document."""
+    """The texts that it writes to files: by `cat` and a here document, and by `sed` from another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +387,8 @@ class _Runner:
             return
         if len(self.script.commands) >= _MAX_COMMANDS:
             raise InputError(f"more than {_MAX_COMMANDS:,} commands")
+        if fields[0] == "sed":
+            self._substitute(fields[1:])
         inner = _inner_script(fields)
         document = ""
         if documents and fields[0] in ("read", "cat", *_STARTERS):
@@ -415,6 +418,15 @@ class _Runner:
             values = self.script.variables.values
             self.script.commands.append(fields)
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
+
+    def _substitute(self, fields: list[str]) -> None:
+        """Keep the text of a file as `sed` changes it, or change the last text, which comes by a pipe."""
+        parts = [part for field_text in fields if (part := _SUBSTITUTION.fullmatch(field_text))]
+        path = self._locate(fields[-1]) if fields else None
+        if path is not None:
+            self.script.documents.append(read_text(path))
+        for part in parts if self.script.documents else ():
+            self.script.documents[-1] = self.script.documents[-1].replace(part[2], part[3])
 
     def _read(self, fields: list[str], document: str, separators: str) -> None:
         """Set the variables of `read`, whose text is cut at the characters of IFS. The last has the rest.

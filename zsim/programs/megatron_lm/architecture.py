@@ -85,11 +85,12 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
         "bias": bias,
         "qkv_bias": arguments.has("add-qkv-bias") or bias,
         "qk_layernorm": arguments.has("qk-layernorm"),
-        "embedding_layernorm": arguments.extra_flags.pop("embed-layernorm", None) is not None,
         "attention_dropout": arguments.number("attention-dropout", 0.1),
         "hidden_dropout": arguments.number("hidden-dropout", 0.1),
         "tie_word_embeddings": not arguments.has("untie-embeddings-and-output-weights"),
     }
+    if arguments.extra_flags.pop("embed-layernorm", None) is not None:
+        model["embedding_layernorm"] = True
     model |= _latent_attention(arguments)
     model |= expert_architecture(arguments, layers, ffn)
     window = arguments.text("window-size")

@@ -314,8 +314,7 @@ def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
     tensor parallelism (microsoft/Megatron-DeepSpeed megatron/arguments.py `_add_zero_args`, training.py
     `setup_model_and_optimizer`).
 
-    Its JSON is a file here, or a document of the script. Without one, `--zero-stage` and the precision
-    make it.
+    Its JSON is a file here, or a text that the script writes.
     Raises NotSimulatedError for flags of another job.
     """
     extra = arguments.extra_flags
@@ -330,24 +329,12 @@ def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
         )
     for flag in ("deepspeed", "deepspeed-activation-checkpointing", "no-pipeline-parallel"):
         extra.pop(flag, None)
-    name, stage = extra.pop("deepspeed_config", ""), extra.pop("zero-stage", "")
+    name = extra.pop("deepspeed_config", "")
+    extra.pop("zero-stage", None)
     settings = file.settings
     config = _written_json(arguments.documents)
-    try:
-        config = config or load_file(
-            locate_named_file(name, Path(arguments.where).parent, arguments.where, "JSON")
-        )
-    except InputError:
-        if not stage.isdecimal():
-            raise
-        file.note(
-            f"--deepspeed_config {name}: not here, so --zero-stage {stage} and the precision stand for it"
-        )
-        precision = settings["training.precision"]
-        config = {"zero_optimization": {"stage": int(stage)}}
-        config |= {} if precision == "fp32" else {precision: {"enabled": True}}
-        config["gradient_clipping"] = settings.get("training.gradient_clipping", 1.0)
-        config["train_micro_batch_size_per_gpu"] = settings.get("training.micro_batch_size", "auto")
+    folder = Path(arguments.where).parent
+    config = config or load_file(locate_named_file(name, folder, arguments.where, "a DeepSpeed JSON"))
     for key in [key for key in settings if key.startswith(("strategy.", "training.recompute_"))]:
         del settings[key]
     for key in [key for key in file.defaults if key.startswith("strategy.")]:

@@ -155,7 +155,7 @@ def _drawn_prompts(keys: FileValues, prompts: int) -> tuple[int, float | None]:
     (recipe/dapo/dapo_ray_trainer.py, trainer/ppo/ray_trainer.py `_create_dataloader`).
     """
     drawn = keys.values.get("data.gen_batch_size")
-    if not isinstance(drawn, int) or drawn == prompts:
+    if not isinstance(drawn, int) or drawn == prompts or keys.has("async_training"):
         return prompts, None
     if keys.values.get("algorithm.filter_groups.enable") is not True:
         return drawn, None
@@ -488,8 +488,10 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "strategy.param_dtype": "bf16",
         "strategy.reduce_dtype": "fp32",
     }
-    if keys.has("data.micro_batch_size"):  # of releases before 2025-02, or of other trainers
-        raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
+    if keys.has("data.micro_batch_size"):
+        file.note(
+            "data.micro_batch_size: older releases cut it over the ranks; micro_batch_size_per_gpu counts"
+        )
     file.global_batch_size = keys.count("data.train_batch_size", 256)
     file.defaults["strategy.no_sync"] = False
     if settings["strategy.kind"] == "fsdp2":
@@ -515,6 +517,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_frozen_type(keys, "model.fsdp_config.model_dtype")
         if strategy == "fsdp":
             file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
-    file.note("every sequence is padded to data.max_length")
+    is_packed = keys.values.get("use_remove_padding") is True
+    file.note(f"every sequence is {'taken at' if is_packed else 'padded to'} data.max_length")
     keys.finish()
     return file
