@@ -414,7 +414,7 @@ def test_verls_command_overrides_its_own_files() -> None:
     nodes = launched(f"{VERL_COMMAND} trainer.nnodes=$NODES")
     assert "trainer.nnodes: $NODES is nothing that the script sets" in "".join(nodes.notes)
     with pytest.raises(NotSimulatedError, match="does not read this trainer of verl's"):
-        launched("torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer data.x=1")
+        launched("torchrun --nproc_per_node 8 -m verl.experimental.vla.main_ppo data.x=1")
 
 
 @pytest.mark.parametrize(

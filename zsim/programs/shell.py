@@ -421,12 +421,12 @@ class _Runner:
 
     def _substitute(self, fields: list[str]) -> None:
         """Keep the text of a file as `sed` changes it, or change the last text, which comes by a pipe."""
-        parts = [part for field_text in fields if (part := _SUBSTITUTION.fullmatch(field_text))]
+        matches = [match for field_text in fields if (match := _SUBSTITUTION.fullmatch(field_text))]
         path = self._locate(fields[-1]) if fields else None
         if path is not None:
             self.script.documents.append(read_text(path))
-        for part in parts if self.script.documents else ():
-            self.script.documents[-1] = self.script.documents[-1].replace(part[2], part[3])
+        for match in matches if self.script.documents else ():
+            self.script.documents[-1] = self.script.documents[-1].replace(match[2], match[3])
 
     def _read(self, fields: list[str], document: str, separators: str) -> None:
         """Set the variables of `read`, whose text is cut at the characters of IFS. The last has the rest.

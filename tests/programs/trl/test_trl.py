@@ -371,7 +371,13 @@ def test_processes_in_a_file_are_gpus(
 
 
 @pytest.mark.parametrize(
-    "line", ["lora_enable: true", "vision_tower: openai/clip-vit-large-patch14", "use_lora: 1"]
+    "line",
+    [
+        "lora_enable: true",
+        "vision_tower: openai/clip-vit-large-patch14",
+        "use_lora: 1",
+        "negatives_cross_device: true",
+    ],
 )
 def test_a_scripts_own_key_that_changes_what_is_trained_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(NotSimulatedError, match=rf"{line.split(':')[0]} .*a script's own"):

@@ -27,6 +27,10 @@ _QUANTISED = re.compile(r"-(FP8|NVFP4|FP4|W4A16)$", re.IGNORECASE)  # checkpoint
 _VOCABULARIES = {"GPT2BPETokenizer": ("GPT-2", 50_257), "Llama2Tokenizer": ("Llama 2", 32_000)}
 
 
+# Of tokenizers whose models zsim has no presets of: pieces and 100 sentinels (transformers, T5Tokenizer).
+_TOKENIZERS = {"t5-": 32_100, "google-t5/t5-": 32_100, "google/mt5-": 250_100}
+
+
 def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
     """The model of the flags, or None if they do not describe one (no `--num-layers`).
 
@@ -286,7 +290,11 @@ def _vocabulary(arguments: Arguments) -> int | None:
         arguments.notes.append(f"no --vocab-size: {owner}'s {size:,} entries are assumed")
         return size
     variable = arguments.environment.get("TOKENIZER_MODEL", "")  # of files that only set variables
-    named = _QUANTISED.sub("", arguments.text("tokenizer-model") or variable)
+    forks = arguments.extra_flags.pop("tokenizer-name-or-path", "")
+    named = _QUANTISED.sub("", arguments.text("tokenizer-model") or forks or variable)
+    if size := next((size for prefix, size in _TOKENIZERS.items() if named.startswith(prefix)), 0):
+        arguments.notes.append(f"no --vocab-size: the {size:,} entries of {named} are taken")
+        return size
     if preset := preset_of(named) or preset_of_folder(named):
         size = load_model(preset).vocab_size
         arguments.notes.append(f"no --vocab-size: the {size:,} entries of {named}'s config.json are taken")

@@ -126,6 +126,10 @@ _SFT_KEYS = (
         "data.micro_batch_size_per_gpu", int, "fine-tuning: sequences of a micro-batch",
         "training.micro_batch_size",
     ),
+    *declare(
+        ("data.use_dynamic_bsz", bool, "fine-tuning by an engine: micro-batches by tokens (true)"),
+        ("data.max_token_len_per_gpu", int, "fine-tuning by an engine: tokens of such a micro-batch (8,192)"),
+    ),
     ProgramKey("model.partial_pretrain", str, "fine-tuning: the model", "model"),
     ProgramKey("model.strategy", str, "fine-tuning: fsdp or fsdp2", "strategy.kind"),
     ProgramKey(

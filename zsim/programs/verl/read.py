@@ -54,6 +54,10 @@ _SFT_IDLE = IDLE | silent_keys(
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the actor in verl's values by key, of a file or a command line called `name`."""
+    table = data.get("data") or {}
+    if "actor_rollout_ref" not in data and ({"model", "engine"} & {*data} or "pad_mode" in table):
+        is_older = "partial_pretrain" in (data.get("model") or {})
+        return (read_sft_values if is_older else read_engine_values)(name, data)
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
@@ -457,6 +461,57 @@ def _read_frozen_type(keys: FileValues, key: str) -> None:
     """The type of frozen weights, which are kept as the trained ones are loaded: in fp32 by default."""
     if keys.get(key, "fp32") in ("fp32", "float32", None):
         keys.file.settings["training.frozen_dtype"] = "fp32"
+
+
+def read_engine_values(
+    name: str, data: Mapping[str, Any], backend: str = "fsdp", gpus: int | None = None
+) -> TrainingFile:
+    """verl's fine-tuning by the engine of its actors, of a file or a command line called `name` that starts
+    `gpus` processes, or those of its `trainer`.
+
+    Read in `trainer/sft_trainer.py`, `trainer/config/sft_trainer_engine.yaml`, `engine/` and `optim/`.
+    """
+    if backend not in ("fsdp", "megatron"):
+        raise NotSimulatedError(
+            f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp"
+        )
+    file = TrainingFile(name, program="verl")
+    engine, optim = dict(data.get("engine", {})), data.get("optim", {})
+    actor = {
+        "strategy": engine.pop("strategy", backend),
+        "ulysses_sequence_parallel_size": engine.pop("ulysses_sequence_parallel_size", 1),
+        "fsdp_config" if backend == "fsdp" else backend: engine,
+        "optim": optim,
+    }
+    rest = {key: value for key, value in data.items() if key not in ("engine", "model")}
+    values = {**rest, "actor_rollout_ref": {"model": data.get("model", {}), "actor": actor}}
+    keys = FileValues.nested(file, resolve_references(values), KEYS, _SFT_IDLE)
+    if gpus is None and keys.has("trainer.n_gpus_per_node"):
+        gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 1)
+    if gpus is not None:
+        file.settings["gpus"] = gpus
+    gpus = gpus or 8
+    keys.ignore("checkpoint", f"{ACTOR}.strategy", f"{MODEL}.use_remove_padding")
+    keys.read_model(f"{MODEL}.path")
+    keys.read(f"{MODEL}.use_liger", "optim.clip_grad")
+    file.settings["training.precision"] = "bf16"
+    if backend == "megatron":
+        _read_megatron(keys)
+    else:
+        _read_fsdp(keys, actor["strategy"], gpus)
+        _read_activation_offload(keys)
+    length, sequences = keys.count("data.max_length", 1024), keys.count("data.train_batch_size", 256)
+    micro = keys.count("data.micro_batch_size_per_gpu", 4)
+    if keys.get("data.use_dynamic_bsz", True):
+        tokens = keys.count("data.max_token_len_per_gpu", 8192) * file.settings.get("parallelism.context", 1)
+        micro = _whole_sequences(tokens // length, max(1, sequences * _model_ranks(file) // gpus))
+    file.settings |= {"training.sequence_length": length, "training.micro_batch_size": micro}
+    file.global_batch_size = sequences
+    file.epochs = keys.count("trainer.total_epochs", 4)
+    _read_adapters(keys)
+    file.note("every sequence is taken at data.max_length, its longest: training.lengths says otherwise")
+    keys.finish()
+    return file
 
 
 def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
