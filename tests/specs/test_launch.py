@@ -501,6 +501,8 @@ def test_verls_fine_tuning_by_an_engine_packs_micro_batches_by_tokens(folder: Pa
     )
     with pytest.raises(NotSimulatedError, match="'veomni'"):
         read(f"{command} engine=veomni model.path=Qwen/Qwen2.5-0.5B")
+    with pytest.raises(NotSimulatedError, match=r"engine\.strategy: zsim does not simulate 'ddp'"):
+        read(f"{command} engine.strategy=ddp model.path=Qwen/Qwen2.5-0.5B")
 
 
 def test_verls_files_of_fine_tuning_are_read(folder: Path) -> None:

@@ -388,6 +388,8 @@ def test_flags_in_one_text_are_flags(tmp_path: Path) -> None:
     network = f"{NETWORK} --seq-length 2048 --micro-batch-size 4"
     found = experiment(write(tmp_path, f"mpirun -np 8 bash entry.sh pretrain_llama.py ' {network} '"))
     assert found.training.micro_batch_size == 4
+    with pytest.raises(InputError, match="--pad-vocab-size-to: found 'many'"):
+        experiment(write(tmp_path, f"torchrun pretrain_gpt.py '{network} --pad-vocab-size-to many'"))
 
 
 def test_a_script_that_only_converts_is_none_of_megatrons(tmp_path: Path) -> None:

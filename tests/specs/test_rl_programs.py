@@ -491,3 +491,20 @@ def test_verls_reward_model_scores_and_dapo_draws_more_prompts_than_it_trains_on
     fork = launched(f"{VERL_COMMAND} data.n_samples=4")
     assert fork.rl is None
     assert "PRIME's fork are not simulated" in " ".join(fork.notes)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.gen_batch_size=0", "gen_batch_size: found 0, expected a whole number of at least 1"),
+        ("data.gen_batch_size=many", "gen_batch_size: found 'many', expected a whole number"),
+        (
+            "actor_rollout_ref.actor.fsdp_config.fsdp_size=3",
+            "fsdp_size: found 3, expected a divisor of 8 GPUs",
+        ),
+        ("model=3", "model: found 3, expected keys and values below it"),
+    ],
+)
+def test_what_verl_would_stumble_over_is_one_error(override: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        launched(f"{VERL_COMMAND} {override}")

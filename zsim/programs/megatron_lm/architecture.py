@@ -278,6 +278,10 @@ def _window(arguments: Arguments, text: str) -> int:
 def _vocabulary(arguments: Arguments) -> int | None:
     padded_size, vocab_size = arguments.integer("padded-vocab-size"), arguments.integer("vocab-size")
     extra_size = arguments.extra_flags.pop("pad-vocab-size-to", "")  # Megatron-DeepSpeed's
+    if extra_size and not parse_whole_number(extra_size):
+        raise InputError(
+            f"{arguments.where}: --pad-vocab-size-to: found '{extra_size}', expected a whole number"
+        )
     padded_size = padded_size or parse_whole_number(extra_size)
     tokenizer = arguments.text("tokenizer-type", "GPT2BPETokenizer")
     extra = arguments.integer("vocab-extra-ids", 0, minimum=0) or 0

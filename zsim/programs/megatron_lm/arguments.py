@@ -350,7 +350,7 @@ def _parse(
     remaining_words = list(words[program_index + 1 :])
     while remaining_words:
         word = remaining_words.pop(0)
-        if " --" in word and not word.startswith("--"):  # flags in one text, for another script
+        if re.match(r"\s|--[\w-]+\s", word) and "--" in word:  # flags in one text, for another script
             remaining_words[:0] = word.split()
             continue
         if not word.startswith("--"):

@@ -16,6 +16,7 @@ REFERENCE = "actor_rollout_ref.ref"
 
 _KEYS = (
     ProgramKey("data.train_batch_size", int, "prompts of a step"),
+    ProgramKey("data.gen_batch_size", int, "prompts that are drawn at once", "rl.sampling_rounds"),
     ProgramKey("data.max_prompt_length", int, "tokens of a prompt at most", "training.sequence_length"),
     ProgramKey("data.max_response_length", int, "tokens of a response at most", "training.sequence_length"),
     ProgramKey(f"{MODEL}.path", str, "the model", "model"),

@@ -54,9 +54,9 @@ _SFT_IDLE = IDLE | silent_keys(
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the actor in verl's values by key, of a file or a command line called `name`."""
-    table = data.get("data") or {}
+    model, table = (_section(name, data, key) for key in ("model", "data"))
     if "actor_rollout_ref" not in data and ({"model", "engine"} & {*data} or "pad_mode" in table):
-        is_older = "partial_pretrain" in (data.get("model") or {})
+        is_older = "partial_pretrain" in model
         return (read_sft_values if is_older else read_engine_values)(name, data)
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
@@ -90,6 +90,14 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_rollout(keys, update)
     keys.finish()
     return file
+
+
+def _section(name: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table of this key, empty where there is none."""
+    table = data.get(key)
+    if not isinstance(table, Mapping | None):
+        raise InputError(f"{name}: {key}: found {table!r}, expected keys and values below it")
+    return table or {}
 
 
 def _read_rollout(keys: FileValues, update: str) -> None:
@@ -158,8 +166,8 @@ def _drawn_prompts(keys: FileValues, prompts: int) -> tuple[int, float | None]:
     """(prompts that a step trains on, its rollouts), where the batch that is drawn has another size
     (recipe/dapo/dapo_ray_trainer.py, trainer/ppo/ray_trainer.py `_create_dataloader`).
     """
-    drawn = keys.values.get("data.gen_batch_size")
-    if not isinstance(drawn, int) or drawn == prompts or keys.has("async_training"):
+    drawn = keys.count("data.gen_batch_size", prompts)
+    if drawn == prompts or keys.has("async_training"):
         return prompts, None
     if keys.values.get("algorithm.filter_groups.enable") is not True:
         return drawn, None
@@ -361,6 +369,10 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
     keys.read(f"{FSDP}.model_dtype", f"{MODEL}.enable_gradient_checkpointing")
     keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
     size = keys.get(f"{FSDP}.fsdp_size", -1)
+    if 0 < size < gpus and gpus % size:
+        raise InputError(
+            f"{keys.file.name}: {FSDP}.fsdp_size: found {size}, expected a divisor of {gpus} GPUs"
+        )
     replicas = 1 if size < 0 or size >= gpus else gpus // size
     reshards = keys.get(f"{FSDP}.reshard_after_forward", True)
     if replicas > 1:
@@ -476,15 +488,20 @@ def read_engine_values(
             f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp"
         )
     file = TrainingFile(name, program="verl")
-    engine, optim = dict(data.get("engine", {})), data.get("optim", {})
+    engine, optim, model = (dict(_section(name, data, key)) for key in ("engine", "optim", "model"))
+    strategy = engine.pop("strategy", backend)
+    if strategy not in _STRATEGIES:
+        raise NotSimulatedError(
+            f"{name}: engine.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
+        )
     actor = {
-        "strategy": engine.pop("strategy", backend),
+        "strategy": strategy,
         "ulysses_sequence_parallel_size": engine.pop("ulysses_sequence_parallel_size", 1),
         "fsdp_config" if backend == "fsdp" else backend: engine,
         "optim": optim,
     }
     rest = {key: value for key, value in data.items() if key not in ("engine", "model")}
-    values = {**rest, "actor_rollout_ref": {"model": data.get("model", {}), "actor": actor}}
+    values = {**rest, "actor_rollout_ref": {"model": model, "actor": actor}}
     keys = FileValues.nested(file, resolve_references(values), KEYS, _SFT_IDLE)
     if gpus is None and keys.has("trainer.n_gpus_per_node"):
         gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 1)
@@ -498,7 +515,7 @@ def read_engine_values(
     if backend == "megatron":
         _read_megatron(keys)
     else:
-        _read_fsdp(keys, actor["strategy"], gpus)
+        _read_fsdp(keys, strategy, gpus)
         _read_activation_offload(keys)
     length, sequences = keys.count("data.max_length", 1024), keys.count("data.train_batch_size", 256)
     micro = keys.count("data.micro_batch_size_per_gpu", 4)
