@@ -513,3 +513,8 @@ def test_verls_files_of_fine_tuning_are_read(folder: Path) -> None:
     found = read("sft_trainer.yaml", gpus=8)
     assert (found.program, found.strategy.kind, found.training.stored_dtype) == ("verl", "fsdp2", "bf16")
     assert (found.training.sequence_length, found.training.gradient_accumulation_steps) == (512, 8)
+    (folder / "older.yaml").write_text(
+        "data: {micro_batch_size: 16}\nmodel: {partial_pretrain: google/gemma-2b}\n"
+    )
+    with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
+        read("older.yaml", gpus=8)

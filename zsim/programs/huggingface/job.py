@@ -22,7 +22,8 @@ _KERNELS = {
 # Parts of names of a script's own keys that change what is trained, or how.
 _OTHER_JOB = re.compile(
     r"lora|adapter|freeze|frozen|(^|_)tune_|(?<!re)vision|tower|teacher|distill|peft|bnb|[48]bit|rollout"
-    r"|sequence_parallel|ulysses|ring_att|num_experts|pissa|galore|medusa|mtp|fp8|vllm|passage|negatives|contrast|pooling"
+    r"|sequence_parallel|ulysses|ring_att|num_experts|pissa|galore|medusa|mtp|fp8|vllm|passage|negatives"
+    r"|contrast|pooling|custom(ized)?_optim"
 )
 _OFF = (None, False, 0, "", "none", "None", "no", "False")
 _ROWS = ("train_micro_batch_size_per_gpu", "train_batch_size")  # of a DeepSpeed JSON

@@ -15,6 +15,7 @@ from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
 from zsim.specs.formats.file_values import FileValues, silent_keys
+from zsim.specs.formats.program import YAML_SUFFIXES
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
@@ -560,6 +561,8 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "strategy.param_dtype": "bf16",
         "strategy.reduce_dtype": "fp32",
     }
+    if keys.has("data.micro_batch_size") and Path(name).suffix in YAML_SUFFIXES:
+        raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
     if keys.has("data.micro_batch_size"):
         file.note(
             "data.micro_batch_size: older releases cut it over the ranks; micro_batch_size_per_gpu counts"
