@@ -465,6 +465,13 @@ def test_evaluations_and_chats_train_nothing(folder: Path, target: str) -> None:
         read(f"accelerate launch {target} {MODEL}")
 
 
+def test_a_learning_rate_alone_makes_no_trainer(folder: Path) -> None:
+    with pytest.raises(NotSimulatedError, match=r"train\.py: zsim knows flags of TrainingArguments"):
+        read(
+            "torchrun --nproc_per_node 8 train.py --train_batch_size 1 --learning_rate 1e-4 --max_width 4096"
+        )
+
+
 def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(NotSimulatedError, match="Open Instruct"):
         read(f"python mason.py --gpus 8 -- accelerate launch open_instruct/dpo.py {FLAGS}")

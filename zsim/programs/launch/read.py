@@ -240,7 +240,7 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
     for program in (LLAMA_FACTORY, TRL, TRAINER):
         if program.recognises(source):
             return program
-    return TRAINER if any(mark in values for mark in FLAG_MARKS) else None
+    return TRAINER if any(mark in values for mark in FLAG_MARKS if mark != "learning_rate") else None
 
 
 def _read_named_file(

@@ -65,11 +65,13 @@ _OTHER_MODELS = {
     "vision-model-type": "vision towers of Megatron's multimodal examples",
     "freeze-LM": "vision towers of Megatron's multimodal examples",
     "freeze-ViT": "vision towers of Megatron's multimodal examples",
+    "retro-add-retriever": "RETRO",
+    "retro-workdir": "RETRO",
     "bert-no-binary-head": "BERT",
     "bert-load": "BERT",
 }
 _OTHER_PROGRAMS = re.compile(
-    r"(?:mimo|multimodal|tasks|msdp)/|pretrain_(?:vlm|vision|bert|t5|ict|retro|mimo)|finetune_(?:race|mnli)"
+    r"(?:mimo|multimodal|tasks|msdp|retro)/|pretrain_(?:vlm|vision|bert|t5|ict|retro|mimo)|finetune_(?:race|mnli)"
 )
 
 
