@@ -457,3 +457,71 @@ def test_a_file_of_trl_names_accelerates_too(folder: Path) -> None:
     assert read("trl sft --config trl.yaml --accelerate_config zero2").strategy.kind == "deepspeed"
     with pytest.raises(InputError, match=r"accelerate_config: found 'fsdp1', .*'trl sft --config trl.yaml'"):
         read("trl.yaml")
+
+
+@pytest.mark.parametrize("target", ["-m lm_eval --tasks arc", "examples/chatbot.py --deepspeed zero3.json"])
+def test_evaluations_and_chats_train_nothing(folder: Path, target: str) -> None:
+    with pytest.raises(InputError, match="trains nothing"):
+        read(f"accelerate launch {target} {MODEL}")
+
+
+def test_a_learning_rate_alone_makes_no_trainer(folder: Path) -> None:
+    with pytest.raises(NotSimulatedError, match=r"train\.py: zsim knows flags of TrainingArguments"):
+        read(
+            "torchrun --nproc_per_node 8 train.py --train_batch_size 1 --learning_rate 1e-4 --max_width 4096"
+        )
+
+
+def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="Open Instruct"):
+        read(f"python mason.py --gpus 8 -- accelerate launch open_instruct/dpo.py {FLAGS}")
+
+
+def test_numbers_of_the_launcher_that_nothing_sets_are_asked_for(folder: Path) -> None:
+    notes = " ".join(read(f"torchrun --nnodes $NODES --nproc_per_node $GPUS train.py {FLAGS}").notes)
+    assert "nodes is $NODES, which nothing sets: --nodes gives it" in notes
+    assert "gpus is $GPUS, which nothing sets: --gpus gives it" in notes
+
+
+def test_verls_fine_tuning_by_an_engine_packs_micro_batches_by_tokens(folder: Path) -> None:
+    """8,192 tokens on each of two ranks of a sequence hold 16 sequences of 1,024, of 256 / 4 of a rank."""
+    command = (
+        "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer engine=fsdp optim=fsdp engine.strategy=fsdp2"
+    )
+    found = read(
+        f"{command} model.path=Qwen/Qwen2.5-0.5B engine.ulysses_sequence_parallel_size=2 optim.clip_grad=0.5"
+    )
+    training = found.training
+    assert (found.strategy.kind, found.gpus, found.model) == ("fsdp2", 8, "qwen2.5-0.5b")
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (16, 4)
+    assert (training.activation_checkpointing, training.gradient_clipping) == ("full", 0.5)
+    fixed = read(f"{command} model.path=Qwen/Qwen2.5-0.5B data.use_dynamic_bsz=False").training
+    assert (fixed.micro_batch_size, fixed.gradient_accumulation_steps) == (4, 8)
+    megatron = command.replace(
+        "engine=fsdp optim=fsdp engine.strategy=fsdp2", "engine=megatron optim=megatron"
+    )
+    split = read(f"{megatron} model.path=Qwen/Qwen2.5-0.5B engine.tensor_model_parallel_size=2")
+    assert (split.strategy.kind, split.parallelism.tensor, split.training.micro_batch_size) == (
+        "megatron",
+        2,
+        8,
+    )
+    with pytest.raises(NotSimulatedError, match="'veomni'"):
+        read(f"{command} engine=veomni model.path=Qwen/Qwen2.5-0.5B")
+    with pytest.raises(NotSimulatedError, match=r"engine\.strategy: zsim does not simulate 'ddp'"):
+        read(f"{command} engine.strategy=ddp model.path=Qwen/Qwen2.5-0.5B")
+
+
+def test_verls_files_of_fine_tuning_are_read(folder: Path) -> None:
+    (folder / "sft_trainer.yaml").write_text(
+        "data: {train_batch_size: 256, micro_batch_size_per_gpu: 4, max_length: 512}\n"
+        "model: {partial_pretrain: google/gemma-2b, fsdp_config: {model_dtype: bf16}}\n"
+    )
+    found = read("sft_trainer.yaml", gpus=8)
+    assert (found.program, found.strategy.kind, found.training.stored_dtype) == ("verl", "fsdp2", "bf16")
+    assert (found.training.sequence_length, found.training.gradient_accumulation_steps) == (512, 8)
+    (folder / "older.yaml").write_text(
+        "data: {micro_batch_size: 16}\nmodel: {partial_pretrain: google/gemma-2b}\n"
+    )
+    with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
+        read("older.yaml", gpus=8)

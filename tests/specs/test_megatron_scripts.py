@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.operations.operation import operations_of
 from zsim.programs.environment import read_attention, read_environment
 from zsim.specs.experiment.load import build_experiment
@@ -303,3 +306,92 @@ def test_transformer_engine_has_the_attention_that_is_left(
     file = TrainingFile("a.sh")
     read_attention(file, {"NVTE_FLASH_ATTN": flash, "NVTE_FUSED_ATTN": fused})
     assert file.settings.get("training.attention") == attention
+
+
+DOCUMENT = """
+cat <<EOT > ds.json
+{"train_micro_batch_size_per_gpu": $MBS, "zero_optimization": {"stage": 1}, "fp16": {"enabled": true}}
+EOT
+"""
+DEEPSPEED = (
+    f"--seq-length 2048 --micro-batch-size $MBS {NETWORK.replace('--bf16', '--fp16')} --deepspeed "
+    "--deepspeed_config ds.json --zero-stage 1 --pipeline-model-parallel-size 2 --checkpoint-activations"
+)
+
+
+TEMPLATE = """
+sed "s/MBSIZE/${MBS}/" template.json \\
+  | sed "s/STAGE/1/" > ds.json
+"""
+
+
+@pytest.mark.parametrize("document", [DOCUMENT, TEMPLATE])
+def test_megatron_deepspeed_is_deepspeeds_engine_with_the_scripts_json(tmp_path: Path, document: str) -> None:
+    content = {"train_micro_batch_size_per_gpu": "MBSIZE", "zero_optimization": {"stage": "STAGE"}}
+    text = json.dumps({**content, "fp16": {"enabled": True}}).replace('"MBSIZE"', "MBSIZE")
+    (tmp_path / "template.json").write_text(text.replace('"STAGE"', "STAGE"))
+    path = write(tmp_path, f"MBS=2\n{document}torchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED}")
+    found = experiment(path)
+    job = resolve(found)
+    assert found.strategy.kind == "deepspeed"
+    assert of_kind(job.strategy, DeepSpeedConfig).stage == 1
+    assert (job.parallelism.pipeline, job.training.micro_batch_size, job.training.precision) == (2, 2, "fp16")
+    assert (job.training.activation_checkpointing, job.training.attention) == ("full", "math")
+
+
+def test_a_json_of_megatron_deepspeed_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, f"MBS=2\ntorchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED}")
+    with pytest.raises(InputError, match=r"'ds\.json': no such file"):
+        experiment(path)
+
+
+def test_another_job_of_megatron_deepspeed_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, f"MBS=2\ntorchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED} --kd")
+    with pytest.raises(NotSimulatedError, match="--kd"):
+        experiment(path)
+
+
+def test_networks_of_forks_are_read(tmp_path: Path) -> None:
+    """BLOOM's ALiBi has no weights, its embedding a norm of two times 1,024 (bigscience's fork), and
+    StarCoder one head of keys and values, of 64 (BigCode's).
+    """
+    base = f"--seq-length 2048 --micro-batch-size 1 {NETWORK} --position-embedding-type"
+    command = "torchrun --nproc_per_node 8 pretrain_gpt.py"
+    plain = resolve(experiment(write(tmp_path, f"{command} {base} none"))).model.numel
+    alibi = resolve(experiment(write(tmp_path, f"{command} {base} alibi --embed-layernorm"))).model.numel
+    assert alibi - plain == 2 * 1024
+    query = resolve(experiment(write(tmp_path, f"{command} {base} none --attention-head-type multiquery")))
+    assert plain - query.model.numel == 8 * 2 * (1024 - 64) * (1024 + 1)
+
+
+def test_a_model_of_images_is_asked_for(tmp_path: Path) -> None:
+    network = f"--seq-length 2048 --micro-batch-size 1 {NETWORK} --position-embedding-type mrope"
+    with pytest.raises(InputError, match="mrope is of a model of images"):
+        experiment(write(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {network}"))
+
+
+def test_flags_in_a_variable_that_nothing_sets_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"PARAMS.*: stands for flags, and nothing sets it"):
+        experiment(write(tmp_path, "python pretrain_gpt.py ${PARAMS}"))
+    network = f"{NETWORK} --seq-length 2048 --micro-batch-size 1"
+    found = experiment(write(tmp_path, f"python pretrain_gpt.py {network} $EXTRA"))
+    assert any("$EXTRA: nothing sets it" in note for note in found.notes)
+
+
+def test_flags_that_a_comment_cut_off_start_no_megatron(tmp_path: Path) -> None:
+    path = write(tmp_path, "deepspeed own.py --x 1 \\\n # words\n --seed 42 \\\n # words\n --bf16")
+    with pytest.raises(NotSimulatedError, match=r"own\.py: zsim knows flags of TrainingArguments"):
+        experiment(path)
+
+
+def test_flags_in_one_text_are_flags(tmp_path: Path) -> None:
+    network = f"{NETWORK} --seq-length 2048 --micro-batch-size 4"
+    found = experiment(write(tmp_path, f"mpirun -np 8 bash entry.sh pretrain_llama.py ' {network} '"))
+    assert found.training.micro_batch_size == 4
+    with pytest.raises(InputError, match="--pad-vocab-size-to: found 'many'"):
+        experiment(write(tmp_path, f"torchrun pretrain_gpt.py '{network} --pad-vocab-size-to many'"))
+
+
+def test_a_script_that_only_converts_is_none_of_megatrons(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--micro-batch-size: missing"):
+        experiment(write(tmp_path, "torchrun tools/torchdist.py --bf16 --load a --save b"))

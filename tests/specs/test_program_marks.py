@@ -15,7 +15,6 @@ from zsim.specs.formats.program import ProgramSource
 # A file of each program, of the keys that an example of its own has first.
 FILES = {
     "verl": "data: {train_batch_size: 8}\nactor_rollout_ref: {actor: {strategy: fsdp}}\n",
-    "verl-sft": "data: {micro_batch_size_per_gpu: 4}\nmodel: {partial_pretrain: x, fsdp_config: {}}\n",
     "verl-part": "_target_: verl.workers.config.FSDPEngineConfig\nparam_offload: false\n",
     "nemo-rl": "defaults: base.yaml\npolicy: {model_name: x, precision: bfloat16}\ncluster: {num_nodes: 1}\n",
     "nanotron": "parallelism: {dp: 2, tp: 1, pp: 1}\ntokens: {sequence_length: 8}\n",

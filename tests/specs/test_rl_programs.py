@@ -414,7 +414,7 @@ def test_verls_command_overrides_its_own_files() -> None:
     nodes = launched(f"{VERL_COMMAND} trainer.nnodes=$NODES")
     assert "trainer.nnodes: $NODES is nothing that the script sets" in "".join(nodes.notes)
     with pytest.raises(NotSimulatedError, match="does not read this trainer of verl's"):
-        launched("torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer data.x=1")
+        launched("torchrun --nproc_per_node 8 -m verl.experimental.vla.main_ppo data.x=1")
 
 
 @pytest.mark.parametrize(
@@ -473,3 +473,38 @@ def test_openrlhfs_ppo_is_the_actors_update() -> None:
         launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_rm --bf16 --pretrain x")
     with pytest.raises(NotSimulatedError, match=r"ds.ring_attn_size: .*ring attention"):
         launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --bf16 --ring_attn_size 2")
+
+
+def test_verls_reward_model_scores_and_dapo_draws_more_prompts_than_it_trains_on() -> None:
+    """512 prompts are trained on. Without a filter all that are drawn are."""
+    scored = launched(
+        f"{VERL_COMMAND} reward_model.enable=True reward_model.model.path=meta-llama/Llama-3.1-8B"
+    )
+    assert there(scored.rl).reward.model == "llama-3.1-8b"
+    unknown = launched(f"{VERL_COMMAND} reward_model.enable=True reward_model.model.path=/mine")
+    assert "'/mine' is left out: rl.reward.model" in " ".join(unknown.notes)
+    drawn = f"{VERL_COMMAND} data.gen_batch_size=1536"
+    filtered = there(launched(f"{drawn} algorithm.filter_groups.enable=True").rl)
+    assert (filtered.prompts_per_step, filtered.sampling_rounds) == (512, 3.0)
+    whole = there(launched(drawn).rl)
+    assert (whole.prompts_per_step, whole.sampling_rounds) == (1536, 1.0)
+    fork = launched(f"{VERL_COMMAND} data.n_samples=4")
+    assert fork.rl is None
+    assert "PRIME's fork are not simulated" in " ".join(fork.notes)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.gen_batch_size=0", "gen_batch_size: found 0, expected a whole number of at least 1"),
+        ("data.gen_batch_size=many", "gen_batch_size: found 'many', expected a whole number"),
+        (
+            "actor_rollout_ref.actor.fsdp_config.fsdp_size=3",
+            "fsdp_size: found 3, expected a divisor of 8 GPUs",
+        ),
+        ("model=3", "model: found 3, expected keys and values below it"),
+    ],
+)
+def test_what_verl_would_stumble_over_is_one_error(override: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        launched(f"{VERL_COMMAND} {override}")

@@ -14,6 +14,7 @@ from zsim.programs.shell import run_script
 # Scripts whose `show` must get the same words from zsim as from bash.
 SCRIPTS = {
     "continued lines": "show --a 1 \\\n  --b 2 # words\n",
+    "a comment ends with its line": "# --x \\\n# --y \\\nA=1\nshow $A\n",
     "an array": "A=(--x 1 # words\n  --y 'two words')\nshow ${A[@]}\n",
     "an array in quotes": "A=(--x 'two words')\nshow \"${A[@]}\" --z\n",
     "an array that grows": 'A=(--x)\nA+=(--y 2)\nA+=("--z 3")\nshow ${A[@]}\n',
@@ -214,3 +215,11 @@ def test_a_script_that_looks_for_a_device_finds_a_gpu() -> None:
     )
     assert run_script(script).commands == [["run", "8"]]
     assert run_script(script, {"DEVICE": "npu"}).commands == [["run", "npu"]]
+
+
+def test_a_comment_that_cuts_a_command_is_noted() -> None:
+    """Bash ends the command there, whatever its author meant."""
+    script = run_script("show --x 1 \\\n  # words\n  --y 2 \\\n  --z\n")
+    assert script.commands[0] == ["show", "--x", "1"]
+    assert script.notes == ["line 2: a comment ends the command, so what stands behind it is left out"]
+    assert run_script('A=" \\\n # words\n --y 2"\nshow $A # words\n').notes == []

@@ -41,6 +41,9 @@ _SWITCHES = {
 _MAX_COMMANDS, _MAX_DEPTH, _MAX_ROUNDS = 2_000, 8, 100
 _MAX_ALL_ROUNDS = 10_000  # of all loops together
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
+# A comment behind a continued line, with flags or overrides behind it.
+_CUT = re.compile(r"\\\n[ \t]*#[^\n]*\n(?:[ \t]*#[^\n]*\n)*(?=[ \t]*(?:--[A-Za-z]|[\w+]+\.[\w.]+=))")
+_SUBSTITUTION = re.compile(r"s([/|#,])(\w+)\1(.*?)\1g?")  # of a word, as templates are filled in
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _NUMBERS = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
@@ -74,6 +77,8 @@ class Script:
     """The number of rounds of loops that have run."""
     running: set[Path] = field(default_factory=set)
     """The files that are being followed, this one and those that lead to it."""
+    documents: list[str] = field(default_factory=list)
+    """The texts that it writes to files: by `cat` and a here document, and by `sed` from another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,12 @@ def run_script(
     if path is not None:
         script.variables.values |= {"0": [str(path)], "BASH_SOURCE": [str(path)]}
         script.running.add(path.resolve())
+    for match in _CUT.finditer(text):
+        if text.count('"', 0, match.start()) % 2 == 0:
+            line = text.count("\n", 0, match.start()) + 2
+            script.notes.append(
+                f"line {line}: a comment ends the command, so what stands behind it is left out"
+            )
     try:
         _Runner(script, 0).run(tokenize(text))
     except RecursionError:
@@ -376,10 +387,14 @@ class _Runner:
             return
         if len(self.script.commands) >= _MAX_COMMANDS:
             raise InputError(f"more than {_MAX_COMMANDS:,} commands")
+        if fields[0] == "sed":
+            self._substitute(fields[1:])
         inner = _inner_script(fields)
         document = ""
-        if documents and fields[0] in ("read", *_STARTERS):
+        if documents and fields[0] in ("read", "cat", *_STARTERS):
             document = " ".join(self.script.variables.expand(documents[-1]))
+        if document and fields[0] == "cat":
+            self.script.documents.append(document)
         if inner is None and document and fields[0] in _STARTERS and _script_index(fields) is None:
             inner = document
         if inner is not None:
@@ -403,6 +418,15 @@ class _Runner:
             values = self.script.variables.values
             self.script.commands.append(fields)
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
+
+    def _substitute(self, fields: list[str]) -> None:
+        """Keep the text of a file as `sed` changes it, or change the last text, which comes by a pipe."""
+        matches = [match for field_text in fields if (match := _SUBSTITUTION.fullmatch(field_text))]
+        path = self._locate(fields[-1]) if fields else None
+        if path is not None:
+            self.script.documents.append(read_text(path))
+        for match in matches if self.script.documents else ():
+            self.script.documents[-1] = self.script.documents[-1].replace(match[2], match[3])
 
     def _read(self, fields: list[str], document: str, separators: str) -> None:
         """Set the variables of `read`, whose text is cut at the characters of IFS. The last has the rest.
@@ -459,7 +483,7 @@ class _Runner:
         outer = self.script
         started = Script(
             outer.commands, outer.environments, Variables(values), {}, outer.notes, path, outer.rounds,
-            outer.running,
+            outer.running, outer.documents,
         )  # fmt: skip
         started.variables.set_parameters(fields[index + 1 :])
         self._follow(path, started)

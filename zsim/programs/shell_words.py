@@ -49,7 +49,12 @@ class Token:
 
 def tokenize(script: str) -> list[Token]:
     """The tokens of a script. Raises InputError for a quote or bracket without its end."""
-    return list(_Lexer(script.replace("\\\r\n", " ").replace("\\\n", " ").replace("\r", "")).run())
+    lines: list[str] = []
+    for line in script.replace("\r", "").split("\n"):
+        is_continued = bool(lines) and lines[-1].endswith("\\")
+        is_comment = line.lstrip().startswith("#") and not is_continued
+        lines.append(line.rstrip("\\") if is_comment else line)  # a comment ends with its line
+    return list(_Lexer("\n".join(lines).replace("\\\n", " ")).run())
 
 
 class _Lexer:

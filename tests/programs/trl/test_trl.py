@@ -338,3 +338,48 @@ def test_kto_asks_both_models_for_mismatched_pairs(tmp_path: Path) -> None:
     lines = FULL + "use_peft: true\ndesirable_weight: 1.0\nloss_type: apo_zero_unpaired\n"
     training = read_text(tmp_path, lines).training
     assert (training.reference, training.reference_forwards) == ("base", 1)
+
+
+def test_releases_before_0_19_keep_activations_and_train_in_fp32(tmp_path: Path) -> None:
+    """max_seq_length ended with 0.20. bf16 and checkpoints became defaults in 0.19."""
+    lines = "model_name_or_path: meta-llama/Meta-Llama-3-8B\nper_device_train_batch_size: 1\n"
+    older = read_text(tmp_path, f"{lines}max_seq_length: 512\n").training
+    assert (older.precision, older.activation_checkpointing) == ("fp32", "none")
+    newer = read_text(tmp_path, f"{lines}max_length: 512\n").training
+    assert (newer.precision, newer.activation_checkpointing) == ("bf16", "full")
+
+
+def test_simpo_has_pairs_and_no_reference(tmp_path: Path) -> None:
+    found = read_text(tmp_path, FULL + "beta: 10\ngamma_beta_ratio: 0.5\n")
+    assert (found.training.micro_batch_size, found.training.reference) == (4, None)
+    assert "SimPO" in notes_of(found)
+
+
+@pytest.mark.parametrize(
+    ("lines", "nodes", "gpus"),
+    [
+        ("num_processes: 1\nnum_machines: 1\n", None, 1),
+        ("num_machines: 2\n", 2, None),
+        ("num_machines: 2\nnum_processes: 16\n", 2, 16),
+    ],
+)
+def test_processes_in_a_file_are_gpus(
+    tmp_path: Path, lines: str, nodes: int | None, gpus: int | None
+) -> None:
+    found = read_text(tmp_path, FULL + lines + "mixed_precision: 'no'\n")
+    assert (found.nodes, found.gpus) == (nodes, gpus)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "lora_enable: true",
+        "vision_tower: openai/clip-vit-large-patch14",
+        "use_lora: 1",
+        "negatives_cross_device: true",
+    ],
+)
+def test_a_scripts_own_key_that_changes_what_is_trained_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(NotSimulatedError, match=rf"{line.split(':')[0]} .*a script's own"):
+        read_text(tmp_path, f"{FULL}{line}\n")
+    read_text(tmp_path, f"{FULL}{line.split(':')[0]}: false\ntokenizer_revision: main\n")

@@ -30,14 +30,15 @@ from zsim.specs.model.huggingface import ModelFamily
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Norm, Parameter
 
 _NORMS = ("LayerNorm", "RMSNorm")
-_POSITIONS = ("learned_absolute", "rope", "none")
+_POSITIONS = ("learned_absolute", "rope", "none", "alibi")
 
 
 def megatron(config: ConfigReader) -> ModelSpec:
     """A model of Megatron-Core's GPT.
 
     Besides the sizes it reads `normalization`, `position_embedding_type`, `activation`, `gated`, `bias`,
-    `qkv_bias`, `qk_layernorm`, and `window_layer_pattern` (1 for each layer that has `sliding_window`).
+    `qkv_bias`, `qk_layernorm`, `embedding_layernorm`, and `window_layer_pattern` (1 for each layer that has
+    `sliding_window`). ALiBi's slopes have no weights, and the product of scores adds them.
     """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -90,6 +91,8 @@ def megatron(config: ConfigReader) -> ModelSpec:
         ]
     longest = config.integer("max_position_embeddings")
     before = [embedding("embedding.word_embeddings", config.integer("vocab_size"), hidden)]
+    if config.boolean("embedding_layernorm", False):
+        before.append(norm("embedding.word_embeddings.norm", hidden))
     if positions == "learned_absolute":
         before.append(embedding("embedding.position_embeddings", longest, hidden))
         before.append(residual("embedding.embedding_dropout", hidden, dropout))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.training.software import NEWEST
 from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
@@ -18,8 +19,29 @@ _KERNELS = {
     "kernels-community/flash-attn2": "flash2", "kernels-community/flash-attn": "flash2",
     "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3",
 }  # fmt: skip
+# Parts of names of a script's own keys that change what is trained, or how.
+_OTHER_JOB = re.compile(
+    r"lora|adapter|freeze|frozen|(^|_)tune_|(?<!re)vision|tower|teacher|distill|peft|bnb|[48]bit|rollout"
+    r"|sequence_parallel|ulysses|ring_att|num_experts|pissa|galore|medusa|mtp|fp8|vllm|passage|negatives"
+    r"|contrast|pooling|custom(ized)?_optim"
+)
+_OFF = (None, False, 0, "", "none", "None", "no", "False")
 _ROWS = ("train_micro_batch_size_per_gpu", "train_batch_size")  # of a DeepSpeed JSON
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
+
+
+def refuse_other_jobs(values: FileValues) -> None:
+    """Raises NotSimulatedError for the first declared key that makes another job of it, and for one of a
+    script's own that does by its name.
+    """
+    values.refuse_declared()
+    for name, value in values.values.items():
+        is_extra = name not in values.keys and name not in values.silent and value not in _OFF
+        if is_extra and _OTHER_JOB.search(name):
+            raise NotSimulatedError(
+                f"{values.file.name}: {name} {value}: is a script's own and none of {values.title}'s; by its "
+                "name it changes what is trained, and zsim does not read it: write an experiment file"
+            )
 
 
 def read_batch(values: FileValues) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.programs.megatron_lm.arguments import idle_program, is_command_line
+from zsim.programs.megatron_lm.arguments import idle_program, is_command_line, starts_program
 from zsim.programs.shell import script_call
 from zsim.specs.formats.program import ProgramSource
 
@@ -83,7 +83,8 @@ class Launch:
         """Whether what is started is a training, and not another of a trainer's words (`swift infer`)."""
         if self.launcher in TRAINERS:
             return self.target in TRAINERS[self.launcher]
-        return idle_program([self.target]) is None or any(
+        name = self.target if self.target.endswith(".py") else f"{self.target}.py"  # a module
+        return idle_program([name]) is None or any(
             mark in flag_values(self.words, self.where)[1] for mark in FLAG_MARKS
         )
 
@@ -109,7 +110,7 @@ def launched(source: ProgramSource) -> Launch | None:
         ran = call.run(call.parameters)
     except (OSError, UnicodeDecodeError, InputError):
         return None
-    if any(is_command_line(command) for command in ran.commands):
+    if any(is_command_line(command) and starts_program(command) for command in ran.commands):
         return None
     started = zip(ran.commands, ran.environments, strict=True)
     launches = [launch for words, names in started if (launch := parse_command(words, call.path, names))]

@@ -60,7 +60,9 @@ _TRAINERS: Mapping[str, TrainingProgram] = {
 # Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_SFT = "fsdp_sft_trainer"
+_VERL_ENGINE_SFT = (".sft_trainer", ".sft_trainer_ray")
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
+_OPEN_INSTRUCT = "open_instruct/"
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -113,6 +115,11 @@ def _started(launch: Launch) -> TrainingFile:
     )
     if launch.launcher in _TRAINERS:
         program = _TRAINERS[launch.launcher]
+    if any(_OPEN_INSTRUCT in word for word in (launch.target, *launch.words)):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: is of Open Instruct, whose trainers zsim does not read; write "
+            "an experiment file with its settings"
+        )
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
     if program is None:
@@ -139,22 +146,29 @@ def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, A
 
 def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
     """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
-    from zsim.programs.verl.read import read_sft_values, read_values
+    from zsim.programs.verl.read import read_engine_values, read_sft_values, read_values
 
     is_sft = launch.target.endswith(_VERL_SFT)
-    is_read = is_sft or launch.target.endswith(_VERL_TRAINERS)
+    is_engine = launch.target.endswith(_VERL_ENGINE_SFT)
+    is_read = is_sft or is_engine or launch.target.endswith(_VERL_TRAINERS)
     if not is_read or ".vla." in launch.target:
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim does not read this trainer of verl's; expected "
             f"verl.trainer.main_ppo, one that updates its actor alike ({', '.join(_VERL_TRAINERS[1:])}), or "
-            "verl.trainer.fsdp_sft_trainer"
+            "verl.trainer.fsdp_sft_trainer or sft_trainer"
         )
     changes = _assignments(loose)
     for key in _VERL_MACHINES:
         if "$" in str(changes.get(key, "")):
             value = changes.pop(key)
             launch.notes.append(f"{key}: {value} is nothing that the script sets: --nodes and --gpus give it")
+    groups = {key: str(changes.pop(key, "fsdp")) for key in ("engine", "optim")} if is_engine else {}
     overrides = change_values(_hydra_file(launch, values), changes)
+    if is_engine:
+        machines = TrainingFile(launch.where)
+        _add_machines(machines, launch)
+        gpus = machines.settings.get("gpus")
+        return read_engine_values(launch.where, overrides, groups["engine"], gpus)
     if is_sft:
         return read_sft_values(launch.where, overrides)
     if "fully_async" in launch.target:
@@ -226,7 +240,7 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
     for program in (LLAMA_FACTORY, TRL, TRAINER):
         if program.recognises(source):
             return program
-    return TRAINER if any(mark in values for mark in FLAG_MARKS) else None
+    return TRAINER if any(mark in values for mark in FLAG_MARKS if mark != "learning_rate") else None
 
 
 def _read_named_file(
@@ -355,6 +369,9 @@ def _add_machines(file: TrainingFile, launch: Launch) -> None:
         file.settings |= {"nodes": nodes, "gpus": nodes * gpus}
     elif nodes and nodes > 1:
         file.settings["nodes"] = nodes
+    for key, words in (("nodes", nodes_text), ("gpus", text)):
+        if "$" in str(words) and key not in file.settings:
+            file.note(f"the launcher's number of {key} is {words}, which nothing sets: --{key} gives it")
     if (
         launch.launcher in ("python", "python3", "trl", "axolotl", "swift", "megatron")
         and "gpus" not in file.settings

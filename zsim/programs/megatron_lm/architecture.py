@@ -12,6 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.arguments import Arguments, refuse
 from zsim.programs.megatron_lm.expert_flags import expert_architecture, layer_pattern
 from zsim.programs.megatron_lm.flags import NOT_SIMULATED_ARCHITECTURES
+from zsim.reading import parse_whole_number
 from zsim.specs.model.hub_names import preset_of, preset_of_folder
 from zsim.specs.model.huggingface import load_model
 
@@ -19,10 +20,15 @@ from zsim.specs.model.huggingface import load_model
 _SPECS = ("megatron.core.models.mamba.mamba_layer_specs", "megatron.core.models.hybrid.hybrid_layer_specs")
 _HYBRID_FLAGS = ("hybrid-layer-pattern", "hybrid-override-pattern")
 _SYMBOLS = "M*-E"
-_POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none")
+_POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none", "alibi", "rotary")
+_MULTI_QUERY = "attention-head-type"  # of bigcode-project/Megatron-LM, megatron/arguments.py
 _QUANTISED = re.compile(r"-(FP8|NVFP4|FP4|W4A16)$", re.IGNORECASE)  # checkpoints with the model's tokenizer
 # Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json, and Llama 2's.
 _VOCABULARIES = {"GPT2BPETokenizer": ("GPT-2", 50_257), "Llama2Tokenizer": ("Llama 2", 32_000)}
+
+
+# Of tokenizers whose models zsim has no presets of: pieces and 100 sentinels (transformers, T5Tokenizer).
+_TOKENIZERS = {"t5-": 32_100, "google-t5/t5-": 32_100, "google/mt5-": 250_100}
 
 
 def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
@@ -33,6 +39,11 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
     """
     for flag, feature in NOT_SIMULATED_ARCHITECTURES.items():
         refuse(arguments, flag, feature)
+    if arguments.text("position-embedding-type") == "mrope":
+        arguments.hint = (
+            "--position-embedding-type mrope is of a model of images, whose tower no flag describes"
+        )
+        return None
     pattern = _hybrid_pattern(arguments)
     layers = arguments.integer("num-layers", len(pattern) or None)
     hidden = arguments.integer("hidden-size")
@@ -58,6 +69,7 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
     if ffn is None:  # 2/3 of the width for two products, in multiples of 64
         ffn = int((4 * hidden * 2 / 3) / 64) * 64 if arguments.has("swiglu") else 4 * hidden
     kv_heads = arguments.count("num-query-groups") if arguments.has("group-query-attention") else heads
+    kv_heads = 1 if arguments.extra_flags.pop(_MULTI_QUERY, "") == "multiquery" else kv_heads
     arguments.read_flags.add("num-query-groups")
     bias = not arguments.has("disable-bias-linear")
     model: dict[str, Any] = {
@@ -81,6 +93,8 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
         "hidden_dropout": arguments.number("hidden-dropout", 0.1),
         "tie_word_embeddings": not arguments.has("untie-embeddings-and-output-weights"),
     }
+    if arguments.extra_flags.pop("embed-layernorm", None) is not None:
+        model["embedding_layernorm"] = True
     model |= _latent_attention(arguments)
     model |= expert_architecture(arguments, layers, ffn)
     window = arguments.text("window-size")
@@ -223,7 +237,7 @@ def _position_type(arguments: Arguments) -> str:
         raise NotSimulatedError(
             f"{arguments.where}: --position-embedding-type: zsim does not simulate relative positions yet"
         )
-    return "rope" if kind == "mrope" else str(kind)
+    return "rope" if kind == "rotary" else str(kind)
 
 
 def _normalization(arguments: Arguments) -> str | None:
@@ -263,6 +277,12 @@ def _window(arguments: Arguments, text: str) -> int:
 
 def _vocabulary(arguments: Arguments) -> int | None:
     padded_size, vocab_size = arguments.integer("padded-vocab-size"), arguments.integer("vocab-size")
+    extra_size = arguments.extra_flags.pop("pad-vocab-size-to", "")  # Megatron-DeepSpeed's
+    if extra_size and not parse_whole_number(extra_size):
+        raise InputError(
+            f"{arguments.where}: --pad-vocab-size-to: found '{extra_size}', expected a whole number"
+        )
+    padded_size = padded_size or parse_whole_number(extra_size)
     tokenizer = arguments.text("tokenizer-type", "GPT2BPETokenizer")
     extra = arguments.integer("vocab-extra-ids", 0, minimum=0) or 0
     if padded_size is not None or vocab_size is not None:
@@ -274,7 +294,11 @@ def _vocabulary(arguments: Arguments) -> int | None:
         arguments.notes.append(f"no --vocab-size: {owner}'s {size:,} entries are assumed")
         return size
     variable = arguments.environment.get("TOKENIZER_MODEL", "")  # of files that only set variables
-    named = _QUANTISED.sub("", arguments.text("tokenizer-model") or variable)
+    forks = arguments.extra_flags.pop("tokenizer-name-or-path", "")
+    named = _QUANTISED.sub("", arguments.text("tokenizer-model") or forks or variable)
+    if size := next((size for prefix, size in _TOKENIZERS.items() if named.startswith(prefix)), 0):
+        arguments.notes.append(f"no --vocab-size: the {size:,} entries of {named} are taken")
+        return size
     if preset := preset_of(named) or preset_of_folder(named):
         size = load_model(preset).vocab_size
         arguments.notes.append(f"no --vocab-size: the {size:,} entries of {named}'s config.json are taken")

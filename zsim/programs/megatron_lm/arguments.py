@@ -48,7 +48,7 @@ _SCRIPTS = (*SCRIPT_SUFFIXES, ".args", ".txt")
 # Of tools/, examples/ and tests/ of repositories, besides training.
 _IDLE_PROGRAM = re.compile(
     r"generat|inference|text_gen|server|convert|export|quantize|preprocess|evaluate|validate|merge|prune|mmlu"
-    r"|prepare|synthesize|roundtrip|dump_|check_|metrics"
+    r"|prepare|synthesize|roundtrip|dump_|check_|metrics|chatbot|lm_eval|evaluation|embed_|hf2|2hf|2mcore"
 )
 _POSITIONAL = re.compile(r"\$\{?([1-9])\b")
 # Flags whose numbers may be open in a script -> the setting that says them.
@@ -65,10 +65,14 @@ _OTHER_MODELS = {
     "vision-model-type": "vision towers of Megatron's multimodal examples",
     "freeze-LM": "vision towers of Megatron's multimodal examples",
     "freeze-ViT": "vision towers of Megatron's multimodal examples",
+    "retro-add-retriever": "RETRO",
+    "retro-workdir": "RETRO",
     "bert-no-binary-head": "BERT",
     "bert-load": "BERT",
 }
-_OTHER_PROGRAMS = re.compile(r"(?:mimo|multimodal)/|pretrain_(?:vlm|vision|bert|t5|ict|retro|mimo)")
+_OTHER_PROGRAMS = re.compile(
+    r"(?:mimo|multimodal|tasks|msdp|retro)/|pretrain_(?:vlm|vision|bert|t5|ict|retro|mimo)|finetune_(?:race|mnli)"
+)
 
 
 @dataclass
@@ -88,6 +92,10 @@ class Arguments:
     notes: list[str] = field(default_factory=list)
     read_flags: set[str] = field(default_factory=set)
     """Flags that were looked up. The others have no effect on a step."""
+    extra_flags: dict[str, str] = field(default_factory=dict)
+    """{flag: its first value} of a program on top of Megatron. What a reader uses, it takes out."""
+    documents: list[str] = field(default_factory=list)
+    """Files that the script writes."""
     hint: str = ""
     """How a value that a script takes from outside is given, where that is not by a variable."""
 
@@ -166,6 +174,16 @@ class Arguments:
         value = self.values.get(flag, [])
         return [str(entry) for entry in value] if isinstance(value, list) else str(value).split()
 
+    def extra_note(self) -> list[str]:
+        """The note that names the flags of a program on top of Megatron, if it has any that are not read."""
+        hints = {
+            flag: get_close_matches(flag, FLAGS, 1, 0.92) for flag in self.extra_flags
+        }  # a slip of the pen
+        flags = ", ".join(
+            f"--{flag} (or --{hint[0]}?)" if hint else f"--{flag}" for flag, hint in hints.items()
+        )
+        return [f"not Megatron's, and not read: {flags}"] if flags else []
+
     def _how_to_set(self, value: str) -> str:
         if not value.startswith("$"):
             return ""
@@ -183,6 +201,11 @@ def is_command_line(words: Sequence[str]) -> bool:
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     num_megatron_flags = sum(flag in FLAGS for flag in flags)
     return num_megatron_flags > 0 and 2 * num_megatron_flags >= len(flags)
+
+
+def starts_program(words: Sequence[str]) -> bool:
+    """Whether the words of a command begin with a program, and not with a flag."""
+    return bool(words) and not words[0].startswith("-")
 
 
 def idle_program(words: Sequence[str]) -> str | None:
@@ -236,9 +259,10 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    started = [
-        pair for pair in zip(script.commands, script.environments, strict=True) if is_command_line(pair[0])
-    ]
+    pairs = zip(script.commands, script.environments, strict=True)
+    started = [pair for pair in pairs if is_command_line(pair[0])]
+    if any(starts_program(words) for words in script.commands):  # flags alone are what a comment cut off
+        started = [pair for pair in started if starts_program(pair[0])]
     started = [pair for pair in started if not idle_program(pair[0])] or started
     if started:
         words, environment = started[-1]
@@ -246,6 +270,7 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     else:
         values = script.variables.values
         words = _flags_in_variables(values)
+        words = words if is_command_line(words) else []
         environment = {name: texts[0] for name, texts in values.items() if texts}
     if not words:
         raise InputError(f"{path}: starts no Megatron: {_reason(script, text)}")
@@ -260,6 +285,7 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     for flag, value in _parse(parameters[num_positional:], path).values.items():
         arguments.values[flag] = value
     arguments.notes += list(dict.fromkeys(script.notes))
+    arguments.documents = script.documents
     if len(started) > 1:
         arguments.notes.append(f"{len(started)} commands start Megatron; the last one is simulated")
     return arguments
@@ -320,23 +346,30 @@ def _parse(
     program_index = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
     _set_shape(arguments, words[: program_index + 1] if program_index >= 0 else words)
     program = Path(words[program_index]).name if program_index >= 0 else ""
-    has_own_flags = is_script or (bool(program) and not program.startswith("pretrain_"))
-    unknown: list[str] = []
+    has_extra_flags = is_script or (bool(program) and not program.startswith("pretrain_"))
+    unknown = arguments.extra_flags
+    open_words: list[str] = []
     remaining_words = list(words[program_index + 1 :])
     while remaining_words:
         word = remaining_words.pop(0)
+        if re.match(r"\s|--[\w-]+\s", word) and "--" in word:  # flags in one text, for another script
+            remaining_words[:0] = word.split()
+            continue
         if not word.startswith("--"):
-            is_shell_text = word.startswith(("$", "&", "|", ">", "`")) or has_own_flags
+            is_shell_text = word.startswith(("$", "&", "|", ">", "`")) or has_extra_flags
+            if re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[@\])?\}?", word):
+                open_words.append(word)
             if program_index >= 0 and not is_shell_text:
                 raise InputError(f"{where}: found '{word}' where a flag is expected, such as --num-layers 32")
             continue
         flag, equals, value = word[2:].partition("=")
         if program_index < 0 and flag in _LAUNCHER_OPTIONS:
             continue
-        if flag not in FLAGS and has_own_flags:
-            unknown.append(flag)
+        if flag not in FLAGS and has_extra_flags:
+            extra_values = [value] if equals else []
             while remaining_words and not _is_flag(remaining_words[0]):
-                remaining_words.pop(0)
+                extra_values.append(remaining_words.pop(0))
+            unknown[flag] = extra_values[0] if extra_values else ""
             continue
         if flag not in FLAGS:
             raise InputError(f"{where}: --{flag}: Megatron has no such flag{did_you_mean(flag, FLAGS)}")
@@ -355,12 +388,19 @@ def _parse(
         raise NotSimulatedError(
             f"{where}: zsim does not simulate {feature}; expected pretrain_gpt.py's models"
         )
-    if unknown:
-        hints = {flag: get_close_matches(flag, FLAGS, 1, 0.92) for flag in unknown}  # a slip of the pen
-        flags = ", ".join(
-            f"--{flag} (or --{hint[0]}?)" if hint else f"--{flag}" for flag, hint in hints.items()
+    is_started = (
+        is_script and program_index >= 0 and not {"micro-batch-size", "batch-size"} & {*arguments.values}
+    )
+    if is_started and open_words:
+        raise InputError(
+            f"{where}: {open_words[0]}: stands for flags, and nothing sets it"
+            f"{arguments._how_to_set(open_words[0])}"
         )
-        arguments.notes.append(f"not Megatron's, and not read: {flags}")
+    if is_started:
+        raise InputError(f"{where}: --micro-batch-size: missing, as Megatron asks for it")
+    arguments.notes += [
+        f"{word}: nothing sets it; flags that it stands for are not read" for word in open_words
+    ]
     return arguments
 
 

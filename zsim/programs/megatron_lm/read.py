@@ -5,7 +5,9 @@ Defaults and refusals as in Megatron-Core 0.16.1 (`training/arguments.py`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -26,6 +28,8 @@ from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_cpu_optimi
 from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES
 from zsim.programs.megatron_lm.muon_flags import MUONS, read_muon
 from zsim.reading import parse_whole_number
+from zsim.specs.formats.config_file import load_file
+from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
 
@@ -36,6 +40,12 @@ _RECIPES: dict[str, Fp8Recipe] = {
 }  # fmt: skip
 _OPTIMIZERS = ("adam", "sgd", "lion")
 _EMERGING = ("soap", "adaptive_muon")  # core/optimizer/emerging_optimizers.py
+# Of Megatron-DeepSpeed: flags of another job than a step on all tokens, with all layers.
+_OTHER_DEEPSPEED = (
+    "ds-sequence-parallel-size", "kd", "mos", "load-teacher", "random-ltd", "cpu-optimizer", "remote-device",
+    "memory-centric-tiled-linear", "create-moe-param-group", "checkpoint-in-cpu", "use-tutel",
+)  # fmt: skip
+_FLASH = ("use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton", "use-flash-attn-builder")
 _INTERLEAVED = ("strategy.overlap_p2p", "strategy.align_param_gather")
 
 
@@ -77,6 +87,8 @@ def settings_of(arguments: Arguments) -> TrainingFile:
     _read_kernels(arguments, file)
     _read_data_parallelism(arguments, file)
     _read_environment(arguments, file)
+    if "deepspeed" in arguments.extra_flags:
+        _read_deepspeed(arguments, file)
     _note_ignored_flags(arguments, file)
     file.resolve_stages = late_stages(arguments)
     return file
@@ -297,6 +309,60 @@ def _read_data_parallelism(arguments: Arguments, file: TrainingFile) -> None:
     (settings if is_explicit else file.defaults)["strategy.grad_reduce_dtype"] = gradients
 
 
+def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
+    """Turn a job into one of Megatron-DeepSpeed: DeepSpeed's engine and stages, on Megatron's model and
+    tensor parallelism (microsoft/Megatron-DeepSpeed megatron/arguments.py `_add_zero_args`, training.py
+    `setup_model_and_optimizer`).
+
+    Its JSON is a file here, or a text that the script writes.
+    Raises NotSimulatedError for flags of another job.
+    """
+    extra = arguments.extra_flags
+    for flag in _OTHER_DEEPSPEED:
+        if extra.get(flag, "0") not in ("0", "1", "none"):
+            raise NotSimulatedError(
+                f"{arguments.where}: --{flag}: zsim does not simulate it of Megatron-DeepSpeed"
+            )
+    if arguments.has("num-experts"):
+        raise NotSimulatedError(
+            f"{arguments.where}: --num-experts: zsim does not simulate Megatron-DeepSpeed's"
+        )
+    for flag in ("deepspeed", "deepspeed-activation-checkpointing", "no-pipeline-parallel"):
+        extra.pop(flag, None)
+    name = extra.pop("deepspeed_config", "")
+    extra.pop("zero-stage", None)
+    settings = file.settings
+    config = _written_json(arguments.documents)
+    folder = Path(arguments.where).parent
+    config = config or load_file(locate_named_file(name, folder, arguments.where, "a DeepSpeed JSON"))
+    for key in [key for key in settings if key.startswith(("strategy.", "training.recompute_"))]:
+        del settings[key]
+    for key in [key for key in file.defaults if key.startswith("strategy.")]:
+        del file.defaults[key]
+    for key in ("training.gradient_clipping", "training.optimizer"):
+        settings.pop(key, None)
+        file.defaults.pop(key, None)
+    if not arguments.has("use-flash-attn") and not any(extra.pop(flag, None) is not None for flag in _FLASH):
+        settings["training.attention"] = "math"
+    settings["strategy.kind"], settings["strategy.config"] = "deepspeed", config
+    settings["strategy.config_name"] = name or arguments.where
+    file.program = "deepspeed"
+
+
+def _written_json(documents: Sequence[str]) -> Mapping[str, Any] | None:
+    """The last document that is a JSON of DeepSpeed's."""
+    for document in reversed(documents):
+        try:
+            content = json.loads(document)
+        except ValueError:
+            continue
+        if isinstance(content, Mapping) and {"zero_optimization", "train_micro_batch_size_per_gpu"} & {
+            *content
+        }:
+            return content
+    return None
+
+
 def _gradient_dtype(arguments: Arguments, precision: str) -> str:
     """The type in which gradients are accumulated and reduced. With bf16 it is fp32 unless a flag says
     otherwise.
@@ -330,7 +396,7 @@ def _note_ignored_flags(arguments: Arguments, file: TrainingFile) -> None:
     """Add a note per reason for flags whose small cost is left out, and one for flags without effect on a
     step.
     """
-    for note in arguments.notes:
+    for note in (*arguments.extra_note(), *arguments.notes):
         file.note(note)
     inexact_flags = {flag: reason for flag, reason in LEFT_OUT.items() if arguments.has(flag)}
     flags_per_reason: dict[str, list[str]] = {}

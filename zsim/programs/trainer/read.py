@@ -16,6 +16,7 @@ from zsim.programs.huggingface.job import (
     read_checkpointing,
     read_liger,
     read_synchronisation,
+    refuse_other_jobs,
     write_release,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
@@ -30,7 +31,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in TrainingArguments by key, of a file or a command line called `name`."""
     file = TrainingFile(name, program="transformers")
     values = FileValues(file, data, KEYS, SILENT_ARGUMENTS, "the Trainer")
-    values.refuse_declared()
+    refuse_other_jobs(values)
     read_model(values, "model_name_or_path", is_quantised=False)
     read_batch(values)
     file.settings["training.precision"] = precision_of(values)

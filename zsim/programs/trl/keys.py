@@ -21,6 +21,7 @@ PPO_MARKS = ("num_ppo_epochs", "reward_model_path", "reward_model_name_or_path")
 GRPO_MARKS = ("num_generations", "max_completion_length", "reward_funcs", "num_iterations")
 KTO_MARKS = ("desirable_weight", "undesirable_weight")
 CPO_MARKS = ("simpo_gamma", "cpo_alpha")
+SIMPO_MARKS = ("gamma_beta_ratio",)  # princeton-nlp/SimPO, scripts/simpo_config.py
 REWARD_MARKS = ("center_rewards_coefficient",)
 PREFERENCE_MARKS = (
     "beta", "max_prompt_length", "precompute_ref_log_probs", "reference_free", "rpo_alpha", "ld_alpha",
@@ -53,6 +54,8 @@ _OWN = (
         ("max_length", int, "tokens of a sequence", "training.sequence_length"),
         ("max_seq_length", int, "the same, in older releases", "training.sequence_length"),
         ("packing", bool, "whether documents fill sequences", "training.lengths"),
+        ("num_processes", int, "GPUs, of `accelerate launch`, to which `trl` passes it on", "gpus"),
+        ("num_machines", int, "nodes, likewise", "nodes"),
         ("loss_type", (str, list), "the loss, which tells the trainer as well"),
         ("beta", float, "weight of a preference loss, which tells the trainer"),
         ("precompute_ref_log_probs", bool, "whether DPO's reference has run before", "training.reference"),
@@ -94,11 +97,12 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     num_completions_to_print use_rslora lora_task_type dataset_mixture dataset_mixer datasets dataset
     columns chat_template_path pad_token eos_token truncation_mode shuffle_dataset packing_strategy
     pad_to_multiple_of eval_packing completion_only_loss assistant_only_loss model_init_kwargs
-    label_smoothing disable_dropout rpo_alpha ld_alpha discopop_tau use_weighting f_divergence_type
+    label_smoothing gamma_beta_ratio sft_weight disable_dropout rpo_alpha ld_alpha discopop_tau
+    use_weighting f_divergence_type
     f_alpha_divergence_coef loss_weights desirable_weight undesirable_weight cpo_alpha simpo_gamma
     label_pad_token_id padding_value is_encoder_decoder bos_token ignore_bias_buffers
     preprocessing_num_workers data_files text_column streaming system_prompt benchmarks callbacks config
-    test_split_size eos tool_* overwrite_hub_* vllm_* ref_model_*
+    test_split_size eos mixed_precision dynamo_backend tool_* overwrite_hub_* vllm_* ref_model_*
     """
 )
 CONFIG_MAPPINGS = TRAINER_MAPPINGS

@@ -22,6 +22,7 @@ from zsim.programs.huggingface.job import (
     read_rewards,
     read_synchronisation,
     read_unpaired_preferences,
+    refuse_other_jobs,
     write_release,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
@@ -35,7 +36,8 @@ from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _LENGTH = 1024
-PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO"}
+PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO", "simpo": "SimPO"}
+_OLDER = "TRL before 0.19"
 
 
 def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> TrainingFile:
@@ -45,7 +47,7 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     """
     file = TrainingFile(name, program="trl")
     values = FileValues(file, data, KEYS, SILENT, "TRL")
-    values.refuse_declared()
+    refuse_other_jobs(values)
     if values.has("accelerate_config"):
         raise values.error(
             "accelerate_config",
@@ -60,14 +62,18 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     has_adapters = values.flag("use_peft")
     read_model(values, "model_name_or_path", is_quantised=is_quantised)
     read_batch(values)
-    default = "fp32" if values.flag("fp16") else "bf16"
+    # 0.19 took bf16 and checkpoints where nothing is said (a222aeb4), 0.20 no more max_seq_length (e102ac8d).
+    is_older = values.has("max_seq_length")
+    default = "fp32" if values.flag("fp16") or is_older else "bf16"
     precision = precision_of(values, default)
-    if not values.has("bf16") and default == "bf16":
-        values.assume("bf16", True)
+    if not values.has("bf16", "fp16"):
+        values.assume("bf16", not is_older)
     file.settings["training.precision"] = precision
-    read_checkpointing(values, default=True)
+    if is_older:
+        values.assume("gradient_checkpointing", False)
+    read_checkpointing(values, default=not is_older)
     if values.flag("activation_offloading"):  # trainer/sft_trainer.py, models/activation_offloading.py
-        if not values.flag("gradient_checkpointing", True):
+        if not values.flag("gradient_checkpointing", not is_older):
             raise values.lack("activation_offloading", "all activations on the host until backward")
         file.settings["training.checkpoint_offload"] = "stream"
     values.read("torch_compile")
@@ -105,8 +111,16 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     if has_rollout:
         read_rollout(values, trainer)
     write_release(values, LAST_OF_MODULES if _is_older(values) else NEWEST)
-    values.finish(RELEASE)
+    _read_machines(values)
+    values.finish(_OLDER if is_older else RELEASE)
     return file
+
+
+def _read_machines(values: FileValues) -> None:
+    """Read Accelerate's machines, which stand in files that `trl` is given."""
+    nodes, gpus = values.count("num_machines"), values.count("num_processes")
+    machines = {"nodes": nodes if gpus is None or nodes != 1 else None, "gpus": gpus}
+    values.file.settings |= {key: number for key, number in machines.items() if number is not None}
 
 
 def trainer_of(values: FileValues) -> str:
@@ -118,6 +132,7 @@ def trainer_of(values: FileValues) -> str:
         ("ppo", trl_keys.PPO_MARKS),
         ("grpo", trl_keys.GRPO_MARKS),
         ("kto", trl_keys.KTO_MARKS),
+        ("simpo", trl_keys.SIMPO_MARKS),
         ("cpo", trl_keys.CPO_MARKS),
         ("reward", trl_keys.REWARD_MARKS),
     ):

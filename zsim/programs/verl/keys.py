@@ -16,6 +16,7 @@ REFERENCE = "actor_rollout_ref.ref"
 
 _KEYS = (
     ProgramKey("data.train_batch_size", int, "prompts of a step"),
+    ProgramKey("data.gen_batch_size", int, "prompts that are drawn at once", "rl.sampling_rounds"),
     ProgramKey("data.max_prompt_length", int, "tokens of a prompt at most", "training.sequence_length"),
     ProgramKey("data.max_response_length", int, "tokens of a response at most", "training.sequence_length"),
     ProgramKey(f"{MODEL}.path", str, "the model", "model"),
@@ -125,6 +126,10 @@ _SFT_KEYS = (
     ProgramKey(
         "data.micro_batch_size_per_gpu", int, "fine-tuning: sequences of a micro-batch",
         "training.micro_batch_size",
+    ),
+    *declare(
+        ("data.use_dynamic_bsz", bool, "fine-tuning by an engine: micro-batches by tokens (true)"),
+        ("data.max_token_len_per_gpu", int, "fine-tuning by an engine: tokens of such a micro-batch (8,192)"),
     ),
     ProgramKey("model.partial_pretrain", str, "fine-tuning: the model", "model"),
     ProgramKey("model.strategy", str, "fine-tuning: fsdp or fsdp2", "strategy.kind"),

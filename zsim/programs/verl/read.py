@@ -15,6 +15,7 @@ from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
 from zsim.specs.formats.file_values import FileValues, silent_keys
+from zsim.specs.formats.program import YAML_SUFFIXES
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
@@ -54,6 +55,10 @@ _SFT_IDLE = IDLE | silent_keys(
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the actor in verl's values by key, of a file or a command line called `name`."""
+    model, table = (_section(name, data, key) for key in ("model", "data"))
+    if "actor_rollout_ref" not in data and ({"model", "engine"} & {*data} or "pad_mode" in table):
+        is_older = "partial_pretrain" in model
+        return (read_sft_values if is_older else read_engine_values)(name, data)
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
@@ -88,6 +93,14 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     return file
 
 
+def _section(name: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table of this key, empty where there is none."""
+    table = data.get(key)
+    if not isinstance(table, Mapping | None):
+        raise InputError(f"{name}: {key}: found {table!r}, expected keys and values below it")
+    return table or {}
+
+
 def _read_rollout(keys: FileValues, update: str) -> None:
     """The whole step, whose phases are on all GPUs in turn (verl/trainer/ppo/ray_trainer.py `fit`)."""
     file = keys.file
@@ -111,6 +124,7 @@ def _read_rollout(keys: FileValues, update: str) -> None:
     tokens = _dynamic_tokens(keys)
     mini_prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256)
     prompts, separate = _read_apart(keys, mini_prompts)
+    prompts, rounds = _drawn_prompts(keys, prompts)
     critic = keys.get("critic.model.path") if estimator == "gae" else None
     set_rollout(
         file,
@@ -143,8 +157,40 @@ def _read_rollout(keys: FileValues, update: str) -> None:
             "offload.optimizer": None if separate else offloads["optimizer_offload"],
             "offload.sleep_level": None if sleeps or separate else 0,
             "critic.model": None if critic is None else locate_model(critic, [Path(file.name).parent]),
+            "reward.model": _reward_model(keys),
+            "sampling_rounds": rounds,
         },
     )
+
+
+def _drawn_prompts(keys: FileValues, prompts: int) -> tuple[int, float | None]:
+    """(prompts that a step trains on, its rollouts), where the batch that is drawn has another size
+    (recipe/dapo/dapo_ray_trainer.py, trainer/ppo/ray_trainer.py `_create_dataloader`).
+    """
+    drawn = keys.count("data.gen_batch_size", prompts)
+    if drawn == prompts or keys.has("async_training"):
+        return prompts, None
+    if keys.values.get("algorithm.filter_groups.enable") is not True:
+        return drawn, None
+    keys.file.note(
+        f"data.gen_batch_size {drawn:,}: those whose responses all score alike are dropped until {prompts:,} "
+        f"are left; simulated as {drawn / prompts:g} rollouts of {prompts:,}, one after the other"
+    )
+    return prompts, max(1.0, drawn / prompts)
+
+
+def _reward_model(keys: FileValues) -> str | None:
+    """The model that scores responses, where one is asked for and zsim knows it."""
+    for section, name in (("reward_model", "model.path"), ("reward.reward_model", "model_path")):
+        if keys.values.get(f"{section}.enable") is True:
+            path = str(keys.values.get(f"{section}.{name}"))
+            model = locate_model(path, [Path(keys.file.name).parent])
+            if model is None:
+                keys.file.note(
+                    f"{section}.{name}: '{path}' is left out: rl.reward.model gives a model that scores"
+                )
+            return model
+    return None
 
 
 def _note_engine(keys: FileValues) -> str | None:
@@ -176,6 +222,8 @@ def _unsimulated(keys: FileValues, engine: str, estimator: str) -> str:
     mode = keys.get("trainer.v1.trainer_mode", "sync")
     if mode != "sync":
         return f"trainer.v1.trainer_mode '{mode}' is"
+    if keys.has("reward_model.prime_model", "data.n_samples"):
+        return "reward_model.prime_model, data.n_samples: samples and rewards of PRIME's fork are"
     if keys.get("distillation.enabled", False):
         return "distillation.enabled: passes of a teacher are"
     if engine not in _ENGINES:
@@ -323,6 +371,10 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
     keys.read(f"{FSDP}.model_dtype", f"{MODEL}.enable_gradient_checkpointing")
     keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
     size = keys.get(f"{FSDP}.fsdp_size", -1)
+    if 0 < size < gpus and gpus % size:
+        raise InputError(
+            f"{keys.file.name}: {FSDP}.fsdp_size: found {size}, expected a divisor of {gpus} GPUs"
+        )
     replicas = 1 if size < 0 or size >= gpus else gpus // size
     reshards = keys.get(f"{FSDP}.reshard_after_forward", True)
     if replicas > 1:
@@ -425,6 +477,62 @@ def _read_frozen_type(keys: FileValues, key: str) -> None:
         keys.file.settings["training.frozen_dtype"] = "fp32"
 
 
+def read_engine_values(
+    name: str, data: Mapping[str, Any], backend: str = "fsdp", gpus: int | None = None
+) -> TrainingFile:
+    """verl's fine-tuning by the engine of its actors, of a file or a command line called `name` that starts
+    `gpus` processes, or those of its `trainer`.
+
+    Read in `trainer/sft_trainer.py`, `trainer/config/sft_trainer_engine.yaml`, `engine/` and `optim/`.
+    """
+    if backend not in ("fsdp", "megatron"):
+        raise NotSimulatedError(
+            f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp"
+        )
+    file = TrainingFile(name, program="verl")
+    engine, optim, model = (dict(_section(name, data, key)) for key in ("engine", "optim", "model"))
+    strategy = engine.pop("strategy", backend)
+    if strategy not in _STRATEGIES:
+        raise NotSimulatedError(
+            f"{name}: engine.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
+        )
+    actor = {
+        "strategy": strategy,
+        "ulysses_sequence_parallel_size": engine.pop("ulysses_sequence_parallel_size", 1),
+        "fsdp_config" if backend == "fsdp" else backend: engine,
+        "optim": optim,
+    }
+    rest = {key: value for key, value in data.items() if key not in ("engine", "model")}
+    values = {**rest, "actor_rollout_ref": {"model": model, "actor": actor}}
+    keys = FileValues.nested(file, resolve_references(values), KEYS, _SFT_IDLE)
+    if gpus is None and keys.has("trainer.n_gpus_per_node"):
+        gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 1)
+    if gpus is not None:
+        file.settings["gpus"] = gpus
+    gpus = gpus or 8
+    keys.ignore("checkpoint", f"{ACTOR}.strategy", f"{MODEL}.use_remove_padding")
+    keys.read_model(f"{MODEL}.path")
+    keys.read(f"{MODEL}.use_liger", "optim.clip_grad")
+    file.settings["training.precision"] = "bf16"
+    if backend == "megatron":
+        _read_megatron(keys)
+    else:
+        _read_fsdp(keys, strategy, gpus)
+        _read_activation_offload(keys)
+    length, sequences = keys.count("data.max_length", 1024), keys.count("data.train_batch_size", 256)
+    micro = keys.count("data.micro_batch_size_per_gpu", 4)
+    if keys.get("data.use_dynamic_bsz", True):
+        tokens = keys.count("data.max_token_len_per_gpu", 8192) * file.settings.get("parallelism.context", 1)
+        micro = _whole_sequences(tokens // length, max(1, sequences * _model_ranks(file) // gpus))
+    file.settings |= {"training.sequence_length": length, "training.micro_batch_size": micro}
+    file.global_batch_size = sequences
+    file.epochs = keys.count("trainer.total_epochs", 4)
+    _read_adapters(keys)
+    file.note("every sequence is taken at data.max_length, its longest: training.lengths says otherwise")
+    keys.finish()
+    return file
+
+
 def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """verl's fine-tuning by overrides, of a command line called `name`.
 
@@ -454,6 +562,12 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "strategy.param_dtype": "bf16",
         "strategy.reduce_dtype": "fp32",
     }
+    if keys.has("data.micro_batch_size") and Path(name).suffix in YAML_SUFFIXES:
+        raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
+    if keys.has("data.micro_batch_size"):
+        file.note(
+            "data.micro_batch_size: older releases cut it over the ranks; micro_batch_size_per_gpu counts"
+        )
     file.global_batch_size = keys.count("data.train_batch_size", 256)
     file.defaults["strategy.no_sync"] = False
     if settings["strategy.kind"] == "fsdp2":
@@ -479,6 +593,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_frozen_type(keys, "model.fsdp_config.model_dtype")
         if strategy == "fsdp":
             file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
-    file.note("every sequence is padded to data.max_length")
+    is_packed = keys.values.get("use_remove_padding") is True
+    file.note(f"every sequence is {'taken at' if is_packed else 'padded to'} data.max_length")
     keys.finish()
     return file
