@@ -31,7 +31,6 @@ from zsim.goodput.checkpoints.saved import (
 )
 
 _EXTRACT_WORKERS, _MERGE_WORKERS = 4, 2  # the converter's defaults
-_BYTES = 4  # of an element of masters and moments
 _GLOBAL_STATE = "zero/optimizer_state.pt"
 _GLOBAL_STATE_BYTES = 2013  # without tensors: recorded (traces/checkpoints/files.json)
 
@@ -82,14 +81,18 @@ def _common_files(saved: SavedFiles, config: DeepSpeedConfig) -> Iterator[SavedF
 def _parameter_files(
     model_states: ModelStates, has_steps: bool, config: DeepSpeedConfig
 ) -> Iterator[SavedFile]:
-    """A file per parameter and state. A tied weight's second name has fp32 numbers, in stages 1 and 2."""
+    """A file per parameter and state, in the type in which the partitions have it. A tied weight's second name
+    has the masters' numbers, in stages 1 and 2.
+    """
     for stage in model_states.tensors:
         for tensor in stage:
             if tensor.tied_to is not None and config.stage == 3:
                 continue
-            size = _BYTES * tensor.numel * model_states.model_shards_of(tensor)
-            names = ("fp32", *STATES[model_states.optimizer]) if _has_states(tensor) else ("fp32",)
-            for name in names:
+            numel = tensor.numel * model_states.model_shards_of(tensor)
+            moments = STATES[model_states.optimizer] if _has_states(tensor) else ()
+            for name in ("fp32", *moments):
+                dtype = config.master_weights_dtype if name == "fp32" else config.optimizer_states_dtype
+                size = DTYPE_BYTES[dtype] * numel
                 yield SavedFile(f"zero/{tensor.name}/{name}.pt", 0, 0, size, archive_bytes(size) - size)
             if has_steps and _has_states(tensor):
                 overhead = archive_bytes(STEP_BYTES) - STEP_BYTES
@@ -103,14 +106,15 @@ def _has_states(tensor: StateTensor) -> bool:
 def _read_bytes(files: tuple[SavedFile, ...], model_states: ModelStates, config: DeepSpeedConfig) -> Ints:
     """Bytes that each rank reads to load."""
     bytes_per_rank = np.zeros(model_states.world_size, dtype=np.int64)
-    states = 1 + model_states.num_states
+    element_bytes = DTYPE_BYTES[config.master_weights_dtype]
+    element_bytes += DTYPE_BYTES[config.optimizer_states_dtype] * model_states.num_states
     if config.stage == 3:
         bytes_per_rank += sum(file.bytes for file in files if file.name.startswith("zero/"))
         return bytes_per_rank
     for stage, groups in zip(model_states.tensors, model_states.ranks, strict=True):
         numels = [tensor.numel for tensor in trainable_tensors(stage)]
         full_bytes = [
-            _BYTES * states * tensor.numel * model_states.model_shards_of(tensor)
+            element_bytes * tensor.numel * model_states.model_shards_of(tensor)
             for tensor in trainable_tensors(stage)
         ]
         ends = np.cumsum(numels)
