@@ -89,6 +89,8 @@ def test_adapters_beside_a_base_in_bf16_are_under_autocast_unless_their_type_is_
     assert products(stored_dtype="bf16", lora={**lora, "dtype": "fp32"}) == {"bf16", "fp32"}
     found = job({"kind": "ddp"}, 1, stored_dtype="bf16", lora=lora)
     assert any("adapters in fp32 under torch.autocast" in note for note in found.notes)
+    found = job({"kind": "ddp"}, 1, stored_dtype="bf16", frozen_dtype="fp32", lora=lora)
+    assert any("stored_dtype 'bf16' has no effect" in note for note in found.notes)
 
 
 FRAMEWORKS: tuple[dict[str, Any], ...] = (

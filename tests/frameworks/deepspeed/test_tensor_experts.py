@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from zsim import Experiment
-from zsim.errors import NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.experiment.resolve import resolve
@@ -76,6 +76,11 @@ def test_states_of_experts_are_sharded_over_those_that_hold_them(expert_tensor: 
         memory.bytes for memory in plan.programs[0].resident if memory.category == "optimizer_states"
     )
     assert states == pytest.approx(12 * (experts / ranks + dense / 8), rel=1e-3)
+
+
+def test_whole_experts_are_counted_with_the_tensor_ranks_that_send_to_them() -> None:
+    with pytest.raises(InputError, match="8 ranks x tensor 4 do not divide the 16 GPUs"):
+        resolve(experiment({"expert": 8, "tensor": 4}))
 
 
 def test_sequence_parallelism_around_the_layer_is_refused() -> None:

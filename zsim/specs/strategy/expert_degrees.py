@@ -341,11 +341,13 @@ def _check_divides(
                 f"'{model.name}'; the nearest that does is {nearest}"
             )
     stage_ranks = world_size // parallelism.pipeline
-    lanes = parallelism.tensor if split.library.has_tensor_lanes else split.tensor
+    key, lanes = "expert_tensor", split.tensor
+    if split.library.has_tensor_lanes:
+        key, lanes = "tensor", parallelism.tensor
     if stage_ranks % (split.ranks * lanes * replicas):
         replica_phrase = f" in {replicas} replicas" if replicas > 1 else ""
         raise InputError(
-            f"parallelism.expert: {split.ranks} ranks x expert_tensor {split.tensor} do not divide the "
+            f"parallelism.expert: {split.ranks} ranks x {key} {lanes} do not divide the "
             f"{stage_ranks:,} GPUs of a pipeline stage{replica_phrase}; expected a product that does"
         )
 

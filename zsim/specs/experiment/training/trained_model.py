@@ -158,6 +158,11 @@ def table_under_autocast(table: TrainingTable, kind: str) -> tuple[TrainingTable
         f"training.stored_dtype '{table.stored_dtype}' is taken as the type of the frozen weights, beside "
         "adapters in fp32 under torch.autocast: training.lora.dtype says another type, or fp32 without it"
     )
+    if table.frozen_dtype is not None:
+        note = (
+            f"training.stored_dtype '{table.stored_dtype}' has no effect: frozen weights are in the "
+            f"'{table.frozen_dtype}' of training.frozen_dtype, adapters in fp32 without training.lora.dtype"
+        )
     return table.model_copy(update={"stored_dtype": "fp32"}), (note,)
 
 
