@@ -405,12 +405,12 @@ def test_every_rank_of_stage_3_reads_a_whole_universal_checkpoint_and_of_stage_1
 
 
 def test_converted_files_have_the_types_of_masters_and_moments() -> None:
-    """All in 16 bits: 6 bytes per parameter, of which a 64th of the flat buffer, or a little more, is read."""
+    """All in 16 bits: 6 bytes per parameter, of which a rank reads a 64th or a little more."""
     types = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     config = {"bf16": types, "zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}
     saved = saved_files(job_of(strategy={"kind": "deepspeed", "config": config}), UNIVERSAL)
-    states = sum(file.optimizer_states for file in saved.converted if file.name.startswith("zero/"))
-    assert states == 6 * 8_030_261_248
+    files = [file for file in saved.converted if file.name.startswith("zero/")]
+    assert sum(file.optimizer_states for file in files if "step.pt" not in file.name) == 6 * 8_030_261_248
     assert (saved.read - 2 * 8_030_261_248 <= 6 * (8_030_261_248 // 64 + 2 * 128_256 * 4096)).all()
 
 

@@ -81,8 +81,8 @@ def _common_files(saved: SavedFiles, config: DeepSpeedConfig) -> Iterator[SavedF
 def _parameter_files(
     model_states: ModelStates, has_steps: bool, config: DeepSpeedConfig
 ) -> Iterator[SavedFile]:
-    """A file per parameter and state, in the type in which the partitions have it. A tied weight's second name
-    has the masters' numbers, in stages 1 and 2.
+    """A file per parameter and state, in its type in the partitions. A tied weight's second name has the
+    masters' numbers, in stages 1 and 2.
     """
     for stage in model_states.tensors:
         for tensor in stage:
