@@ -159,7 +159,7 @@ class RlJob:
             else self.cluster.host.seconds_per_launch,
             has_adapters=self.has_adapters,
             speculation=Speculation(self.table.rollout.draft_tokens, self.table.rollout.acceptance or 0.0),
-            all_reduce=tensor_all_reduce(self.cluster, self.model.layout.tensor),
+            all_reduce_seconds=tensor_all_reduce(self.cluster, self.model.layout.tensor),
         )
 
 
