@@ -152,6 +152,8 @@ class RlFramework:
     static_balance: bool = True
     """Requests are dealt out to replicas beforehand."""
     enforces_eager: bool = False
+    returns_logprobs: bool = True
+    """Engines return a log-probability with every token."""
     runs_engines_by_ray: bool = False
     """Ray runs the ranks of an engine of several GPUs."""
     continues_rollouts: bool = False

@@ -151,7 +151,7 @@ class RlJob:
         return IterationPricer(
             self.model,
             gpu,
-            self.engine.loop_host,
+            self.engine.loop_host if self.framework.returns_logprobs else self.engine.host,
             max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
             uses_graphs=not self.enforces_eager,
             launch_seconds=EAGER_KERNEL_SECONDS

@@ -24,8 +24,7 @@ class Engine:
     """Tokens of one iteration."""
     host: HostRates
     loop_host: HostRates
-    """The same under a loop of reinforcement learning, for which it returns a log-probability with every
-    token."""
+    """The same under a loop of reinforcement learning that asks for a log-probability with every token."""
     reserves_responses: bool = False
     """See [Note: reserved answers] of `zsim.workflows.rollout.replica`."""
     captures_prompts: bool = True
