@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
+from typing import get_args
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.rl.table import RlTable, Transport
+from zsim.specs.experiment.rl.table import EngineName, RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
 from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
@@ -556,8 +557,15 @@ def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
 def _engine(table: RlTable, framework: RlFramework) -> Engine:
     name = table.rollout.engine or framework.engines[0]
     if name not in framework.engines:
+        names = [engine for engine in framework.engines if engine in get_args(EngineName)]
         raise InputError(
-            f"rl.rollout.engine: {framework.name} has no '{name}'; expected {' or '.join(framework.engines)}"
+            f"rl.rollout.engine: {framework.name} has no '{name}'; expected "
+            f"{' or '.join(names) or 'it left out'}"
+        )
+    if table.rollout.engine_version is not None and name != "vllm":
+        raise InputError(
+            f"rl.rollout.engine_version: found '{table.rollout.engine_version}' with engine '{name}', whose "
+            "releases are not told apart; expected it left out, or engine 'vllm'"
         )
     is_ray = framework.runs_engines_by_ray and table.rollout.tensor > 1
     return engine_of(name, table.rollout.engine_version or "", is_ray=is_ray)
