@@ -28,7 +28,6 @@ MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 MAX_SAMPLES = 2**18
 """Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
 8,192). Drawing and packing more takes longer than anybody waits."""
-STREAMED_PROMPTS = 16  # of a replica under way at once in verl's stream, see [Note: stream] of `loop`
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -118,7 +117,7 @@ class RlJob:
     def max_prompts_in_flight(self) -> int | None:
         """Prompts that are under way at once. None for as many as may be started."""
         if self.streams:
-            return STREAMED_PROMPTS * self.replicas
+            return self.framework.streamed_prompts * self.replicas
         if self.is_synchronous or not self.framework.limits_prompts_in_flight:
             return None
         return ceil(self.table.prompts_per_step * self.max_staleness)
@@ -430,17 +429,25 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
 
 
 def _check_stream(prompts: int, table: RlTable, framework: RlFramework) -> None:
-    if not framework.streams or table.placement != "async":
+    if not framework.streamed_prompts:
         raise InputError(
-            f"rl.stream_prompts: found {prompts} with placement '{table.placement}', in which the trainer of "
-            f"{framework.name} waits for the whole rollout; expected none"
+            f"rl.stream_prompts: found {prompts}, but the trainer of {framework.name} waits for the whole "
+            "rollout; expected none"
         )
-    total = table.prompts_per_step
-    mini_batch = table.mini_batch_samples or total * table.samples_per_prompt
-    if total % prompts or prompts * table.samples_per_prompt % mini_batch:
+    if table.placement != "async":
         raise InputError(
-            f"rl.stream_prompts: found {prompts}, expected a divisor of the {total:,} prompts of a step "
-            f"whose samples are whole mini-batches of {mini_batch:,}"
+            f"rl.stream_prompts: found {prompts} with placement '{table.placement}', in which the trainer "
+            "waits for the whole rollout; expected none, or placement 'async'"
+        )
+    total, samples = table.prompts_per_step, table.samples_per_prompt
+    mini_batch = table.mini_batch_samples or total * samples
+    valid = [n for n in range(1, total + 1) if total % n == 0 and n * samples % mini_batch == 0]
+    if prompts not in valid:
+        nearest = f", such as {min(valid, key=lambda n: abs(n - prompts)):,}" if valid else ""
+        missing = "" if table.mini_batch_samples else ", the whole step without rl.mini_batch_samples"
+        raise InputError(
+            f"rl.stream_prompts: found {prompts:,}, expected a divisor of the {total:,} prompts of a step "
+            f"whose samples are whole mini-batches of {mini_batch:,}{missing}{nearest}"
         )
 
 
