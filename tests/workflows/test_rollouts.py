@@ -379,8 +379,8 @@ def test_releases_of_other_engines_than_vllm_are_refused(engine: str) -> None:
         resolved(framework="verl", rollout={"engine": engine, "engine_version": "0.4"})
 
 
-def test_a_framework_with_an_engine_of_its_own_expects_the_key_left_out() -> None:
-    with pytest.raises(InputError, match=r"has no 'vllm'; expected it left out$"):
+def test_a_framework_with_an_engine_of_its_own_expects_none() -> None:
+    with pytest.raises(InputError, match=r"has no 'vllm'; expected none$"):
         resolved(framework="deepspeed-chat", algorithm="ppo", rollout={"engine": "vllm"})
 
 

@@ -266,8 +266,8 @@ def _first_with_room(evaluator: Evaluator, ranked: Sequence[_PlanCheck]) -> Cand
     lower bound does where these cannot tell of each. If it has no room, the one that needs least memory.
     """
     estimates = [_estimate_step(evaluator.simulator, check.job) for check in ranked]
-    known = [estimate for estimate in estimates if estimate is not None]
-    seconds = known if len(known) == len(ranked) else [check.seconds for check in ranked]
+    sampled = [estimate for estimate in estimates if estimate is not None]
+    seconds = sampled if len(sampled) == len(ranked) else [check.seconds for check in ranked]
     shortest = ranked[seconds.index(min(seconds))]
     smallest = min(ranked, key=lambda check: check.gpu_bytes)
     measured = _simulate_with_room(evaluator, shortest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
-from typing import get_args
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.rl.table import EngineName, RlTable, Transport
+from zsim.specs.experiment.rl.table import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
 from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
@@ -107,11 +106,6 @@ class RlJob:
     def chunks(self) -> int:
         """Times that the trainer takes prompts in a step."""
         return self.table.prompts_per_step // (self.table.stream_prompts or self.table.prompts_per_step)
-
-    @property
-    def recomputes_caches(self) -> bool:
-        """After new weights, the caches of responses that go on are computed again."""
-        return self.framework.recomputes_caches
 
     @property
     def max_prompts_in_flight(self) -> int | None:
@@ -429,25 +423,20 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
 
 
 def _check_stream(prompts: int, table: RlTable, framework: RlFramework) -> None:
-    if not framework.streamed_prompts:
+    if not framework.streamed_prompts or table.placement != "async":
+        cause = f"placement '{table.placement}'" if framework.streamed_prompts else framework.name
         raise InputError(
-            f"rl.stream_prompts: found {prompts}, but the trainer of {framework.name} waits for the whole "
-            "rollout; expected none"
-        )
-    if table.placement != "async":
-        raise InputError(
-            f"rl.stream_prompts: found {prompts} with placement '{table.placement}', in which the trainer "
-            "waits for the whole rollout; expected none, or placement 'async'"
+            f"rl.stream_prompts: found {prompts} with {cause}, where updates await the rollout; expected none"
         )
     total, samples = table.prompts_per_step, table.samples_per_prompt
     mini_batch = table.mini_batch_samples or total * samples
     valid = [n for n in range(1, total + 1) if total % n == 0 and n * samples % mini_batch == 0]
     if prompts not in valid:
-        nearest = f", such as {min(valid, key=lambda n: abs(n - prompts)):,}" if valid else ""
         missing = "" if table.mini_batch_samples else ", the whole step without rl.mini_batch_samples"
+        nearest = min(valid, default=total, key=lambda count: abs(count - prompts))
         raise InputError(
             f"rl.stream_prompts: found {prompts:,}, expected a divisor of the {total:,} prompts of a step "
-            f"whose samples are whole mini-batches of {mini_batch:,}{missing}{nearest}"
+            f"whose samples are whole mini-batches of {mini_batch:,}{missing}, such as {nearest:,}"
         )
 
 
@@ -564,18 +553,15 @@ def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
 def _engine(table: RlTable, framework: RlFramework) -> Engine:
     name = table.rollout.engine or framework.engines[0]
     if name not in framework.engines:
-        names = [engine for engine in framework.engines if engine in get_args(EngineName)]
+        names = " or ".join(engine for engine in framework.engines if engine != "generate") or "none"
+        raise InputError(f"rl.rollout.engine: {framework.name} has no '{name}'; expected {names}")
+    if (version := table.rollout.engine_version) is not None and name != "vllm":
         raise InputError(
-            f"rl.rollout.engine: {framework.name} has no '{name}'; expected "
-            f"{' or '.join(names) or 'it left out'}"
-        )
-    if table.rollout.engine_version is not None and name != "vllm":
-        raise InputError(
-            f"rl.rollout.engine_version: found '{table.rollout.engine_version}' with engine '{name}', whose "
-            "releases are not told apart; expected it left out, or engine 'vllm'"
+            f"rl.rollout.engine_version: found '{version}' with engine '{name}', whose releases are not told "
+            "apart; expected none, or engine 'vllm'"
         )
     is_ray = framework.runs_engines_by_ray and table.rollout.tensor > 1
-    return engine_of(name, table.rollout.engine_version or "", is_ray=is_ray)
+    return engine_of(name, version or "", is_ray=is_ray)
 
 
 def _limits(

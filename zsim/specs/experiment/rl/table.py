@@ -143,13 +143,10 @@ Batching = Literal["packed", "unpadded", "padded"]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
-EngineName = Literal["vllm", "sglang", "trtllm"]
-
-
 class RolloutTable(StrictTable):
     """`[rl.rollout]`: the inference engine and its replicas."""
 
-    engine: EngineName | None = Field(
+    engine: Literal["vllm", "sglang", "trtllm"] | None = Field(
         default=None, description="the inference engine; left out: the framework's"
     )
     engine_version: str | None = Field(
