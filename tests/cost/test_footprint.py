@@ -277,15 +277,15 @@ def test_an_rms_norm_in_python_shares_no_input() -> None:
     [
         (WorkOptions(), 5),
         (WorkOptions(compile=True), 5),
-        (WorkOptions(liger=True), 3),
+        (WorkOptions(liger=True), 5),
         (WorkOptions(compile=True, layers=layer_kernel_sets()["megatron"]), 3),
     ],
 )
 def test_a_fused_projection_stays_for_the_sake_of_its_slice_v(options: WorkOptions, tensors: int) -> None:
     """4 heads of 16: q, k and v of one product are 3 x 64 elements. The rotary embedding makes 2 x 64 more,
     also where inductor compiles it (torch 2.13: 17.55 tensors of the hidden size in a block with a fused
-    projection, 15.55 with three). Liger writes them over q and k, and Megatron's take the projection's
-    place. Each head has its log-sum-exp in fp32.
+    projection, 15.55 with three). Liger copies q and k before it rotates them, and Megatron's take the
+    projection's place. Each head has its log-sum-exp in fp32.
     """
     core = Module("core", Attention(4, 4, 16, 16, splits_fused_qkv=True))
     assert core.saved_bytes(SHAPE, options) == TOKENS * (tensors * 64 * 2 + 4 * 4)

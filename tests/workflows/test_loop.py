@@ -186,10 +186,14 @@ def test_every_call_of_the_trainer_has_the_time_that_is_none_of_its_passes() -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"framework": "slime"}, "found 4 with placement 'async', in which the trainer of slime waits"),
-        ({"placement": "split"}, "found 4 with placement 'split'"),
-        ({"stream_prompts": 3}, "found 3, expected a divisor of the 16 prompts"),
-        ({"mini_batch_samples": 64}, "whose samples are whole mini-batches of 64"),
+        (
+            {"framework": "slime"},
+            "found 4 with slime, where updates await the rollout; expected none$",
+        ),
+        ({"placement": "split"}, "found 4 with placement 'split', where updates await"),
+        ({"stream_prompts": 3}, "found 3, expected a divisor of the 16 prompts.* such as 4$"),
+        ({"mini_batch_samples": 64}, "whose samples are whole mini-batches of 64, such as 8$"),
+        ({"mini_batch_samples": None}, "the whole step without rl.mini_batch_samples, such as 16$"),
     ],
 )
 def test_streams_are_verls_and_of_whole_mini_batches(changes: dict[str, Any], message: str) -> None:

@@ -373,6 +373,26 @@ def test_an_engine_that_a_framework_has_not_is_refused(framework: str) -> None:
         resolved(framework=framework, placement=placement, rollout=rollout)
 
 
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_releases_of_other_engines_than_vllm_are_refused(engine: str) -> None:
+    with pytest.raises(InputError, match=rf"rl.rollout.engine_version: found '0.4' with engine '{engine}'"):
+        resolved(framework="verl", rollout={"engine": engine, "engine_version": "0.4"})
+
+
+def test_a_framework_with_an_engine_of_its_own_expects_none() -> None:
+    with pytest.raises(InputError, match=r"has no 'vllm'; expected none$"):
+        resolved(framework="deepspeed-chat", algorithm="ppo", rollout={"engine": "vllm"})
+
+
+def test_only_log_probabilities_cost_their_python() -> None:
+    """OpenRLHF 3c3be623 asks for them with is_correction_enable alone, which is False by default."""
+    seconds = {
+        name: resolved(framework=name, placement="split").pricer().host.seconds_per_sequence
+        for name in ("openrlhf", "nemo-rl")
+    }
+    assert seconds["openrlhf"] < 0.2 * seconds["nemo-rl"]
+
+
 def test_adapters_run_without_graphs() -> None:
     plain = experiment(lengths=LENGTHS)
     with_adapters = type(plain)(

@@ -448,7 +448,7 @@ def _rollout(row: RlRow, gpus: int | None) -> dict[str, Any]:
     )
     if engine:
         table["engine"] = engine
-    if version := _engine_version(row):
+    if engine in (None, "vllm") and (version := _engine_version(row)):
         table["engine_version"] = version
     return table
 

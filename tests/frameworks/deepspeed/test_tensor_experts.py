@@ -15,7 +15,7 @@ import pytest
 from zsim import Experiment
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
 
@@ -61,6 +61,26 @@ def test_a_rank_sends_its_part_of_the_slots(expert_tensor: int) -> None:
     assert sent(plan, "all_gather", "tensor") == [slots] * (2 * expert_tensor)
     sums = sent(plan, "all_reduce", "tensor")  # of each of two experts, forward and backward
     assert sums == ([slots // 2] * 4 if expert_tensor == 2 else [])
+
+
+@pytest.mark.parametrize(
+    ("expert_tensor", "copies"),
+    [(1, ["drop", "gather"]), (2, ["drop", "gather rows", "drop outputs", "gather"])],
+)
+def test_every_cut_and_every_gather_of_slots_is_a_copy(expert_tensor: int, copies: list[str]) -> None:
+    """A gather ends in a torch.cat of all slots (moe/mappings.py `_gather_tokens`), and an exchange makes the
+    half that `_drop_tokens` narrows contiguous. Each is read and written.
+    """
+    plan = make_plan(resolve(experiment({"expert_tensor": expert_tensor})))
+    slots = 2 * TOKENS * WIDTH * 2
+    moved = [
+        (op.module.rpartition(".")[2], sum(kernel.hbm_bytes for kernel in op.work.kernels))
+        for op in plan.programs[0].ops
+        if isinstance(op.work, Kernels)
+        and op.phase == "forward"
+        and (".drop" in op.name or ".gather" in op.name)
+    ]
+    assert moved == [(copy, slots * (1 if "drop" in copy else 2)) for copy in copies]
 
 
 @pytest.mark.parametrize(("expert_tensor", "ranks"), [(1, 4), (2, 2)])

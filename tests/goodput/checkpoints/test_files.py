@@ -202,6 +202,20 @@ def test_frozen_parameters_have_no_states() -> None:
             "a file per tensor",
         ),
         ({"strategy": {"kind": "fsdp2"}}, {"saves_16bit_model": True}, "gathers none beside its files"),
+        (
+            {
+                "strategy": {"kind": "deepspeed", "stage": 1},
+                "parallelism": {"pipeline": 4},
+                "training": {"gradient_accumulation_steps": 8},
+            },
+            {"saves_16bit_model": True},
+            "found true with parallelism.pipeline 4",
+        ),
+        (
+            {"strategy": {"kind": "deepspeed", "stage": 3}},
+            {"saves_16bit_model": True},
+            "without zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        ),
     ],
 )
 def test_a_format_that_the_framework_lacks_is_an_error(
@@ -209,6 +223,15 @@ def test_a_format_that_the_framework_lacks_is_an_error(
 ) -> None:
     with pytest.raises(InputError, match=words):
         saved_files(job_of(**keys), CheckpointTable(**table))
+
+
+def test_rank_0_saves_its_shard_of_16_bit_weights() -> None:
+    """DeepSpeed 0.19.8 runtime/engine.py `save_16bit_model`: below stage 3 its own `module_state_dict`."""
+    strategy = {"kind": "deepspeed", "stage": 1}
+    job = job_of(strategy=strategy, training={"precision": "bf16"}, parallelism={"tensor": 2})
+    saved = saved_files(job, CheckpointTable(saves_16bit_model=True))
+    (gathered,) = (file for file in saved.files if file.name == "pytorch_model.bin")
+    assert gathered.parameters == pytest.approx(2 * 8_030_261_248 / 2, rel=1e-4)
 
 
 def test_owners_of_whole_tensors_are_not_known() -> None:

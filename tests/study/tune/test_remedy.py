@@ -353,6 +353,39 @@ def test_very_many_equal_blocks_are_searched_with_few(
     assert planned.count(16) > planned.count(40)
 
 
+@pytest.mark.parametrize("fails", [lambda calls: True, lambda calls: calls == 4], ids=["all", "the second"])
+def test_steps_that_fail_with_few_blocks_leave_the_lower_bounds(
+    make_tiny: Tiny, fails: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change is that of the lowest bound, also where only one candidate has no estimate: those of the
+    others are longer than any bound."""
+    given = change_experiment(
+        make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE), {**WORDY, "model.n_layer": 40}
+    )
+    monkeypatch.setattr(remedies, "_MIN_BLOCKS", 32)
+    monkeypatch.setattr(remedies, "_SAMPLED_BLOCKS", 4)
+    bounds: dict[str, float] = {}
+    shortest = remedies._first_with_room
+
+    def ranked_by(evaluator: Any, ranked: Any) -> Any:
+        bounds.update({str(check.candidate.overrides): check.seconds for check in ranked})
+        return shortest(evaluator, ranked)
+
+    step, calls = Simulator.step, [0]
+
+    def failing(self: Simulator, job: Any) -> Any:
+        calls[0] += 1
+        if len(job.model.blocks) < 40 and fails(calls[0]):
+            raise InputError("no step with few blocks")
+        return step(self, job)
+
+    monkeypatch.setattr(remedies, "_first_with_room", ranked_by)
+    monkeypatch.setattr(Simulator, "step", failing)
+    found = of(given)
+    assert len(bounds) > 1
+    assert bounds[str(found.overrides)] == min(bounds.values())
+
+
 def test_what_blocks_hold_is_told_from_few_only_where_it_is_on_a_line(make_tiny: Tiny) -> None:
     job = Simulator().job(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE))
     blocks = job.model.blocks[:1]

@@ -27,7 +27,7 @@ context).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import hypot
@@ -126,7 +126,7 @@ class IterationPricer:
         launch_seconds: float = 0.0,
         has_adapters: bool = False,
         speculation: Speculation | None = None,
-        all_reduce: SmallAllReduce | None = None,
+        all_reduce_seconds: Callable[[float, int], float] | None = None,
     ) -> None:
         self.model, self.gpu, self.host = model, gpu, host
         self.max_graph = max_graph if uses_graphs else 0
@@ -135,7 +135,7 @@ class IterationPricer:
         self.has_adapters = has_adapters
         self.speculation = speculation or Speculation()
         self.rates = decode_rates(gpu)
-        self.all_reduce = all_reduce or self.rates.all_reduce
+        self.all_reduce_seconds = all_reduce_seconds or self.rates.all_reduce.seconds_of
         self._dense = cache(self._dense_seconds)
 
     def seconds(self, sequences: int, context_tokens: float, chunks: Sequence[PromptChunk] = ()) -> float:
@@ -228,17 +228,15 @@ class IterationPricer:
         logits_bytes = sampled * model.head.out_features * 4
         seconds += 4 * logits_bytes / self.gpu.memory.bandwidth  # softmax in fp32, and the choice
         if model.layout.tensor > 1:
-            reduction = self.all_reduce.seconds_of(hidden_bytes, model.layout.tensor)
-            seconds += 2 * model.num_layers * reduction
+            seconds += 2 * model.num_layers * self.all_reduce_seconds(hidden_bytes, model.layout.tensor)
         return seconds
 
     def _exchange_seconds(self, num_bytes: float) -> float:
         """Seconds in which the rows of all groups come to the experts' ranks, and back: an all-gather and a
-        reduce-scatter, as an engine has them that knows of no faster way.
+        reduce-scatter, as an engine has them that knows of no faster way. Each moves as many bytes as an
+        all-reduce of half the size.
         """
-        ranks = self.model.layout.data
-        one_way = self.all_reduce.seconds + (ranks - 1) / ranks * num_bytes / self.all_reduce.bandwidth
-        return 2 * one_way
+        return 2 * self.all_reduce_seconds(num_bytes / 2, self.model.layout.data)
 
     def _product(self, product: WeightProduct, rows: int, dtype: str) -> float:
         k, n = product.in_features, product.out_features

@@ -286,6 +286,8 @@ class DeepSpeedCheckpoint(FrameworkCheckpoint[DeepSpeedConfig]):
                 "run.checkpoint: the files of experts in DeepSpeed's layers (a file per expert) are not "
                 f"known; {STATE_MEASURED}"
             )
+        if table.saves_16bit_model:
+            _check_16bit_save(job, config)
         return deepspeed_files(
             states,
             config,
@@ -300,6 +302,22 @@ class DeepSpeedCheckpoint(FrameworkCheckpoint[DeepSpeedConfig]):
                 "run.recovery.policy: found 'shrink', but DeepSpeed loads a checkpoint of ZeRO on as many "
                 "ranks as saved it; expected run.checkpoint.format 'universal', or policy 'restart'"
             )
+
+
+def _check_16bit_save(job: Job, config: DeepSpeedConfig) -> None:
+    """Raise InputError where `save_16bit_model` fails or saves nothing (DeepSpeed 0.19.8 runtime/engine.py,
+    runtime/pipe/engine.py `module_state_dict`)."""
+    if job.parallelism.pipeline > 1:
+        raise InputError(
+            "run.checkpoint.saves_16bit_model: found true with parallelism.pipeline "
+            f"{job.parallelism.pipeline}, whose engine saves by `save_checkpoint` alone; expected false"
+        )
+    if config.stage == 3 and not config.zero.gather_16bit_weights_on_model_save:
+        raise InputError(
+            "run.checkpoint.saves_16bit_model: found true in stage 3 without "
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save, so that DeepSpeed saves nothing; "
+            "expected that key true, or false here"
+        )
 
 
 CHECKPOINT = DeepSpeedCheckpoint()

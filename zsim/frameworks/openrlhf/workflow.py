@@ -13,6 +13,8 @@ from zsim.workflows.rl.framework import (
 SOURCES = {
     "engines": "OpenRLHF 3c3be623 openrlhf/trainer/ray/vllm_engine.py, `distributed_executor_backend`",
     "defaults": "OpenRLHF 3c3be623 openrlhf/cli/train_ppo_ray.py",
+    "log-probabilities": "asked for with is_correction_enable, which is False by default "
+    "(openrlhf/trainer/ppo_utils/samples_generator.py, openrlhf/cli/train_ppo_ray.py)",
     "syncs": "every parameter gathered and sent by itself (openrlhf/trainer/ray/ppo_actor.py); 1 ms each "
     "is assumed",
     "loop": "openrlhf/trainer/ppo_trainer.py; samples are padded to the longest of a micro-batch unless "
@@ -37,6 +39,7 @@ WORKFLOW = RlFramework(
     trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},
     continues_rollouts=True,
     runs_engines_by_ray=True,
+    returns_logprobs=False,
     batching="padded",
     sources=SOURCES,
 )

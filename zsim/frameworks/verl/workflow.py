@@ -66,7 +66,7 @@ WORKFLOW = RlFramework(
     },
     has_reference=False,
     reload_bandwidth=RELOAD_BANDWIDTH,
-    streams=True,
+    streamed_prompts=16,
     recomputes_caches=True,
     fill="even",
     padding="cap",

@@ -192,12 +192,12 @@ class Attention(AttentionCore, Operation):
         that the rotary embedding makes.
 
         Inductor makes new ones too, as a value that a product or attention reads in backward is not made
-        again (torch 2.13 _functorch/partitioners.py, `ban_recompute_materialized_backward`). Liger rotates
-        in place.
+        again (torch 2.13 _functorch/partitioners.py, `ban_recompute_materialized_backward`). Liger copies the
+        slices before it rotates them (Liger-Kernel ops/rope.py `rope_forward`).
         """
         if not self.rotary or not self.splits_fused_qkv:
             return False
-        return not options.layers.replaces_fused_projection if options.compile else not options.liger
+        return not (options.compile and options.layers.replaces_fused_projection)
 
     def _bias_bytes(self, shape: BatchShape, options: WorkOptions) -> int:
         """Bytes of a bias that is added to the scores of every sequence. The layers that read it keep nothing

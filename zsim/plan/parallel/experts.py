@@ -280,16 +280,12 @@ class _Layer:
             *self._lane_exchange(None, "all_gather", "rows' gradients", rows),
         ]
         if lanes > 1:  # its part is contiguous for the exchange
-            modules.append(
-                replace(
-                    self._move("unsort", 1.0, rows_per_token=rows, shards=lanes),
-                    name=f"{self.experts.name}.drop",
-                )
-            )
+            modules.append(self._lane_copy("drop", rows, shards=lanes))
         if split.ranks > 1:
             modules.append(self._all_to_all("rows", rows, width))
         if split.tensor > 1:
             modules += self._lane_exchange("all_gather", None, "rows", rows)
+            modules.append(self._lane_copy("gather rows", rows))
         local = self.work.num_experts // split.ranks
         has_separate_inputs = split.ranks > 1 and local > 1
         if has_separate_inputs:
@@ -301,14 +297,19 @@ class _Layer:
         modules.append(self._move("unsort", 1.0, rows_per_token=computed))
         if split.tensor > 1:
             modules += self._lane_exchange(None, "all_gather", "outputs' gradients", rows)
+            modules.append(self._lane_copy("drop outputs", rows, shards=lanes))
         if split.ranks > 1:
             modules.append(self._all_to_all("rows back", rows, width, returns=True))
         modules += self._lane_exchange("all_gather", None, "outputs", rows)
         if lanes > 1:
-            modules.append(
-                replace(self._move("unsort", 1.0, rows_per_token=rows), name=f"{self.experts.name}.gather")
-            )
+            modules.append(self._lane_copy("gather", rows))
         return [*modules, self._move("unpermute", rows, shared=self.shared)]
+
+    def _lane_copy(self, label: str, rows: float, shards: int = 1) -> Module:
+        """The copy of gathered slots into the order of experts, or of a rank's part of them
+        (`_gather_tokens`, and `_AllToAll` of what `_drop_tokens` narrows)."""
+        move = self._move("unsort", 1.0, rows_per_token=rows, shards=shards)
+        return replace(move, name=f"{self.experts.name}.{label}")
 
     def _lane_exchange(
         self, forward: ExchangeKind | None, backward: ExchangeKind | None, label: str, rows: float

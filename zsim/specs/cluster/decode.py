@@ -33,9 +33,6 @@ class TypeFractions(FiniteTable):
         return next((fraction for fraction in candidates if fraction is not None), self.bf16)
 
 
-LARGE_BYTES = 2**17  # of an all-reduce between nodes that NCCL sends by another protocol than small ones
-
-
 class SmallAllReduce(FiniteTable):
     """An all-reduce inside a node by kernels that read one another's memory, as engines of inference have.
 
@@ -44,14 +41,10 @@ class SmallAllReduce(FiniteTable):
 
     seconds: Seconds = Field(ge=0, description="time of an all-reduce of a few bytes")
     bandwidth: BytesPerSecond = Field(gt=0, description="bus bandwidth of messages around a megabyte")
-    large_seconds: Seconds = Field(
-        default=0.0, ge=0, description="time more of 128 KiB and above, between nodes; left out: none"
-    )
 
     def seconds_of(self, num_bytes: float, ranks: int) -> float:
         """Seconds of an all-reduce of `num_bytes` bytes."""
-        large = self.large_seconds if num_bytes >= LARGE_BYTES else 0.0
-        return self.seconds + large + 2 * (ranks - 1) / ranks * num_bytes / self.bandwidth
+        return self.seconds + 2 * (ranks - 1) / ranks * num_bytes / self.bandwidth
 
 
 class DecodeRates(Table):

@@ -262,14 +262,15 @@ def _simulate_with_room(evaluator: Evaluator, check: _PlanCheck) -> CandidateRes
 
 
 def _first_with_room(evaluator: Evaluator, ranked: Sequence[_PlanCheck]) -> CandidateResult | None:
-    """The candidate with very many blocks whose step with fewer blocks says that it is the shortest.
-    If it has no room, the one that needs least memory.
+    """The candidate with very many blocks whose step with fewer blocks says that it is the shortest, or whose
+    lower bound does where these cannot tell of each. If it has no room, the one that needs least memory.
     """
-    shortest = min(ranked, key=lambda check: _estimate_step(evaluator.simulator, check))
-    measured, smallest = (
-        _simulate_with_room(evaluator, shortest),
-        min(ranked, key=lambda check: check.gpu_bytes),
-    )
+    estimates = [_estimate_step(evaluator.simulator, check.job) for check in ranked]
+    sampled = [estimate for estimate in estimates if estimate is not None]
+    seconds = sampled if len(sampled) == len(ranked) else [check.seconds for check in ranked]
+    shortest = ranked[seconds.index(min(seconds))]
+    smallest = min(ranked, key=lambda check: check.gpu_bytes)
+    measured = _simulate_with_room(evaluator, shortest)
     return measured if measured or smallest is shortest else _simulate_with_room(evaluator, smallest)
 
 
@@ -403,14 +404,17 @@ def _estimate_figures(simulator: Simulator, job: Job) -> _PlanFigures | None:
     return None if abs(estimate.fill_ratio - 1) < _CLOSE else estimate
 
 
-def _estimate_step(simulator: Simulator, check: _PlanCheck) -> float:
-    """Seconds of the step of a model of very many blocks, from those of fewer. The lower bound of its plan
-    where these cannot tell.
+def _estimate_step(simulator: Simulator, job: Job) -> float | None:
+    """Seconds of the step of a model of very many blocks, from those of fewer. None where these cannot
+    tell.
     """
-    sampled = _sampled_jobs(check.job)
-    seconds = [[simulator.step(sample).seconds] for sample in sampled]
-    estimate = _extrapolate(check.job, sampled, seconds) if sampled else None
-    return check.seconds if estimate is None else estimate[0]
+    sampled = _sampled_jobs(job)
+    try:
+        seconds = [[simulator.step(sample).seconds] for sample in sampled]
+    except ZsimError:
+        return None
+    estimate = _extrapolate(job, sampled, seconds) if sampled else None
+    return None if estimate is None else estimate[0]
 
 
 def _single_changes(start: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]:

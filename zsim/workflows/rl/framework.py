@@ -152,6 +152,8 @@ class RlFramework:
     static_balance: bool = True
     """Requests are dealt out to replicas beforehand."""
     enforces_eager: bool = False
+    returns_logprobs: bool = True
+    """Engines return a log-probability with every token."""
     runs_engines_by_ray: bool = False
     """Ray runs the ranks of an engine of several GPUs."""
     continues_rollouts: bool = False
@@ -159,8 +161,9 @@ class RlFramework:
     end before the update."""
     limits_prompts_in_flight: bool = False
     """At most as many prompts are under way at once as a step has, times the staleness that is allowed."""
-    streams: bool = False
-    """Its asynchronous trainer can take prompts as they end, see [Note: stream] of `loop`."""
+    streamed_prompts: int = 0
+    """Prompts of a replica under way at once where its asynchronous trainer takes them as they end, see
+    [Note: stream] of `loop`. 0 where it cannot."""
     reload_bandwidth: float = inf
     """Bytes/s at which a colocated job's offloaded parameters come to the GPUs for each pass of the trainer,
     and leave again. Infinite where they stay until the next rollout.

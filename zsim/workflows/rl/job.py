@@ -27,7 +27,6 @@ MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 MAX_SAMPLES = 2**18
 """Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
 8,192). Drawing and packing more takes longer than anybody waits."""
-STREAMED_PROMPTS = 16  # of a replica under way at once in verl's stream, see [Note: stream] of `loop`
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -109,15 +108,10 @@ class RlJob:
         return self.table.prompts_per_step // (self.table.stream_prompts or self.table.prompts_per_step)
 
     @property
-    def recomputes_caches(self) -> bool:
-        """After new weights, the caches of responses that go on are computed again."""
-        return self.framework.recomputes_caches
-
-    @property
     def max_prompts_in_flight(self) -> int | None:
         """Prompts that are under way at once. None for as many as may be started."""
         if self.streams:
-            return STREAMED_PROMPTS * self.replicas
+            return self.framework.streamed_prompts * self.replicas
         if self.is_synchronous or not self.framework.limits_prompts_in_flight:
             return None
         return ceil(self.table.prompts_per_step * self.max_staleness)
@@ -151,7 +145,7 @@ class RlJob:
         return IterationPricer(
             self.model,
             gpu,
-            self.engine.loop_host,
+            self.engine.loop_host if self.framework.returns_logprobs else self.engine.host,
             max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
             uses_graphs=not self.enforces_eager,
             launch_seconds=EAGER_KERNEL_SECONDS
@@ -159,7 +153,7 @@ class RlJob:
             else self.cluster.host.seconds_per_launch,
             has_adapters=self.has_adapters,
             speculation=Speculation(self.table.rollout.draft_tokens, self.table.rollout.acceptance or 0.0),
-            all_reduce=tensor_all_reduce(self.cluster, self.model.layout.tensor),
+            all_reduce_seconds=tensor_all_reduce(self.cluster, self.model.layout.tensor),
         )
 
 
@@ -429,17 +423,20 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
 
 
 def _check_stream(prompts: int, table: RlTable, framework: RlFramework) -> None:
-    if not framework.streams or table.placement != "async":
+    if not framework.streamed_prompts or table.placement != "async":
+        cause = f"placement '{table.placement}'" if framework.streamed_prompts else framework.name
         raise InputError(
-            f"rl.stream_prompts: found {prompts} with placement '{table.placement}', in which the trainer of "
-            f"{framework.name} waits for the whole rollout; expected none"
+            f"rl.stream_prompts: found {prompts} with {cause}, where updates await the rollout; expected none"
         )
-    total = table.prompts_per_step
-    mini_batch = table.mini_batch_samples or total * table.samples_per_prompt
-    if total % prompts or prompts * table.samples_per_prompt % mini_batch:
+    total, samples = table.prompts_per_step, table.samples_per_prompt
+    mini_batch = table.mini_batch_samples or total * samples
+    valid = [n for n in range(1, total + 1) if total % n == 0 and n * samples % mini_batch == 0]
+    if prompts not in valid:
+        missing = "" if table.mini_batch_samples else ", the whole step without rl.mini_batch_samples"
+        nearest = min(valid, default=total, key=lambda count: abs(count - prompts))
         raise InputError(
-            f"rl.stream_prompts: found {prompts}, expected a divisor of the {total:,} prompts of a step "
-            f"whose samples are whole mini-batches of {mini_batch:,}"
+            f"rl.stream_prompts: found {prompts:,}, expected a divisor of the {total:,} prompts of a step "
+            f"whose samples are whole mini-batches of {mini_batch:,}{missing}, such as {nearest:,}"
         )
 
 
@@ -556,11 +553,15 @@ def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
 def _engine(table: RlTable, framework: RlFramework) -> Engine:
     name = table.rollout.engine or framework.engines[0]
     if name not in framework.engines:
+        names = " or ".join(engine for engine in framework.engines if engine != "generate") or "none"
+        raise InputError(f"rl.rollout.engine: {framework.name} has no '{name}'; expected {names}")
+    if (version := table.rollout.engine_version) is not None and name != "vllm":
         raise InputError(
-            f"rl.rollout.engine: {framework.name} has no '{name}'; expected {' or '.join(framework.engines)}"
+            f"rl.rollout.engine_version: found '{version}' with engine '{name}', whose releases are not told "
+            "apart; expected none, or engine 'vllm'"
         )
     is_ray = framework.runs_engines_by_ray and table.rollout.tensor > 1
-    return engine_of(name, table.rollout.engine_version or "", is_ray=is_ray)
+    return engine_of(name, version or "", is_ray=is_ray)
 
 
 def _limits(

@@ -370,7 +370,7 @@ class Loop:
         yield from self._phase("weight_sync", self.times.weight_sync)
         yield self.env.all_of(stops)
         for replica in self.replicas:
-            if self.job.recomputes_caches and not self.job.is_synchronous:
+            if self.job.framework.recomputes_caches and not self.job.is_synchronous:
                 for request in replica.abort():
                     replica.submit(request)
             replica.reset_cache()

@@ -80,7 +80,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
     extra = {name: job.chunks * seconds for name, seconds in rates.phases.items()}  # of every call
-    reload = job.chunks * reload_seconds(job, update)
+    reload = reload_seconds(job, update)
     # A reference without adapters is a model of its own, which verl leaves where it is.
     reference_reload = reload if job.has_adapters else 0.0
     reward = reward_seconds(job)

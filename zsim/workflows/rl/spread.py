@@ -29,9 +29,9 @@ class PhaseSpread(NamedTuple):
 
 STEP = PhaseSpread(1.39, 1.39)
 """13 steps, of NeMo-RL and of verl."""
-PASSES = PhaseSpread(1.37, 1.37)
+PASSES = PhaseSpread(1.64, 1.64)
 """21 phases of verl's trainer: updates, old log-probabilities and the reference."""
-ROLLOUT = PhaseSpread(1.28, 1.28)
+ROLLOUT = PhaseSpread(1.26, 1.26)
 """Seven rollouts of verl."""
 _COPIED = PhaseSpread(1.56, 4.4)
 SYNCS: Mapping[str, PhaseSpread] = {

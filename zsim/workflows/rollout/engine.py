@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from zsim.cost.inference.iteration import HostRates
 from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.cluster.decode import SmallAllReduce
 from zsim.specs.topology.topology import Topology
-
-_SMALL_BYTES, _LARGE_BYTES = 2**15, 2**23  # of the all-reduces from which others are interpolated
-_LARGE_SHARE = 0.5
-"""Part of a small all-reduce between nodes that one of 128 KiB to 1 MiB takes more: 109 to 128 us on 2 nodes
-against 79 us of 4 KiB (H100 with EFA, aws-samples/awsome-distributed-training 7217859f nccl-tests README), 83
-to 119 us on 4 nodes against 69 us of 32 KiB (stas00/ml-engineering 744d01e1 network/benchmarks README)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +24,7 @@ class Engine:
     """Tokens of one iteration."""
     host: HostRates
     loop_host: HostRates
-    """The same under a loop of reinforcement learning, for which it returns a log-probability with every
-    token."""
+    """The same under a loop of reinforcement learning that asks for a log-probability with every token."""
     reserves_responses: bool = False
     """See [Note: reserved answers] of `zsim.workflows.rollout.replica`."""
     captures_prompts: bool = True
@@ -83,26 +75,21 @@ def engine_of(name: str, version: str = "", *, is_ray: bool = False) -> Engine:
     return engine
 
 
-def tensor_all_reduce(cluster: Cluster, ranks: int) -> SmallAllReduce | None:
-    """The all-reduce of `ranks` tensor ranks, from the times of two sizes on otherwise idle links.
+def tensor_all_reduce(cluster: Cluster, tensor: int) -> Callable[[float, int], float] | None:
+    """Seconds of an all-reduce by its bytes and its ranks, on the otherwise idle links of `tensor` ranks.
 
     None where NVLink connects them all: engines have kernels of their own there, which the GPU's file has.
     """
     per_domain = cluster.gpus_per_node * cluster.node_link.nodes_per_domain
-    if ranks <= per_domain:
+    if tensor <= per_domain:
         return None
-    nodes = -(-ranks // cluster.gpus_per_node)
+    nodes = -(-tensor // cluster.gpus_per_node)
     topology = Topology(cluster, nodes, cluster.gpus_per_node)
-    group = Group.regular("tensor", ranks, ranks)
+    fabric = idle_fabric(topology, Group.regular("tensor", tensor, tensor))
 
-    def seconds(num_bytes: int) -> float:
-        collective = Collective("all_reduce", num_bytes, "bf16", "tensor")
-        return idle_fabric(topology, group, [collective]).transfer(collective, 0).isolated_seconds
+    def seconds_of(num_bytes: float, ranks: int) -> float:
+        bus_bytes = (ranks - 1) / ranks * num_bytes  # half of what a rank sends
+        size = round(bus_bytes * tensor / (tensor - 1))
+        return fabric.transfer(Collective("all_reduce", size, "bf16", "tensor"), 0).isolated_seconds
 
-    small, large = seconds(_SMALL_BYTES), seconds(_LARGE_BYTES)
-    share = 2 * (ranks - 1) / ranks
-    bandwidth = share * (_LARGE_BYTES - _SMALL_BYTES) / (large - small)
-    fixed = max(0.0, small - share * _SMALL_BYTES / bandwidth)
-    return SmallAllReduce.model_construct(
-        seconds=fixed, bandwidth=bandwidth, large_seconds=_LARGE_SHARE * fixed
-    )
+    return seconds_of
