@@ -94,8 +94,8 @@ class Arguments:
     """Flags that were looked up. The others have no effect on a step."""
     extra_flags: dict[str, str] = field(default_factory=dict)
     """{flag: its first value} of a program on top of Megatron. What a reader uses, it takes out."""
-    documents: list[str] = field(default_factory=list)
-    """Files that the script writes."""
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """{file: text} that the script writes."""
     hint: str = ""
     """How a value that a script takes from outside is given, where that is not by a variable."""
 

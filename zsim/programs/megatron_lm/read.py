@@ -6,6 +6,7 @@ Defaults and refusals as in Megatron-Core 0.16.1 (`training/arguments.py`).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_cpu_optimi
 from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES
 from zsim.programs.megatron_lm.muon_flags import MUONS, read_muon
 from zsim.reading import parse_whole_number
-from zsim.specs.formats.config_file import load_file
+from zsim.specs.formats.config_file import load_table
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
@@ -330,11 +331,11 @@ def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
     for flag in ("deepspeed", "deepspeed-activation-checkpointing", "no-pipeline-parallel"):
         extra.pop(flag, None)
     name = extra.pop("deepspeed_config", "")
+    if not name:
+        raise InputError(f"{arguments.where}: --deepspeed_config: missing; expected a DeepSpeed JSON")
     extra.pop("zero-stage", None)
     settings = file.settings
-    config = _written_json(arguments.documents)
-    folder = Path(arguments.where).parent
-    config = config or load_file(locate_named_file(name, folder, arguments.where, "a DeepSpeed JSON"))
+    config = _deepspeed_json(arguments, name)
     for key in [key for key in settings if key.startswith(("strategy.", "training.recompute_"))]:
         del settings[key]
     for key in [key for key in file.defaults if key.startswith("strategy.")]:
@@ -345,22 +346,23 @@ def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
     if not arguments.has("use-flash-attn") and not any(extra.pop(flag, None) is not None for flag in _FLASH):
         settings["training.attention"] = "math"
     settings["strategy.kind"], settings["strategy.config"] = "deepspeed", config
-    settings["strategy.config_name"] = name or arguments.where
+    settings["strategy.config_name"] = name
     file.program = "deepspeed"
 
 
-def _written_json(documents: Sequence[str]) -> Mapping[str, Any] | None:
-    """The last document that is a JSON of DeepSpeed's."""
-    for document in reversed(documents):
-        try:
-            content = json.loads(document)
-        except ValueError:
-            continue
-        if isinstance(content, Mapping) and {"zero_optimization", "train_micro_batch_size_per_gpu"} & {
-            *content
-        }:
-            return content
-    return None
+def _deepspeed_json(arguments: Arguments, name: str) -> Mapping[str, Any]:
+    """The JSON of this name, as the script writes it or, where it does not, as it is here."""
+    text = arguments.documents.get(os.path.normpath(name))
+    if text is None:
+        folder = Path(arguments.where).parent
+        return load_table(locate_named_file(name, folder, arguments.where, "a DeepSpeed JSON"))
+    try:
+        content: object = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{arguments.where}: {name}, as the script writes it: no JSON: {error}") from None
+    if not isinstance(content, Mapping):
+        raise InputError(f"{arguments.where}: {name}, as the script writes it: expected a JSON of keys")
+    return content
 
 
 def _gradient_dtype(arguments: Arguments, precision: str) -> str:
