@@ -396,9 +396,31 @@ def test_megatron_deepspeed_without_a_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_job_of_megatron_deepspeed_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, f"MBS=2\ntorchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED} --kd")
-    with pytest.raises(NotSimulatedError, match="--kd"):
-        experiment(path)
+    command = f"{DOCUMENT}torchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED}"
+    for flag, message in (
+        ("--kd", "--kd"),
+        ("--enable-zbh1-pipeline", "--enable-zbh1-pipeline"),
+        ("--force-ds-sequence-parallel", "--force-ds-sequence-parallel"),
+        ("--ds-sequence-parallel-fpdt", "--ds-sequence-parallel-fpdt"),
+        ("--num-experts 64", "--num-experts 64: .*the experts of Megatron-DeepSpeed"),
+        ("--checkpoint-num-layers 4", "one checkpoint around 4 layers"),
+    ):
+        path = write(tmp_path, f"MBS=2\n{command} {flag}")
+        with pytest.raises((InputError, NotSimulatedError), match=message):
+            resolve(experiment(path))
+
+
+def test_a_dense_model_and_an_optimizer_of_megatron_deepspeed_are_read(tmp_path: Path) -> None:
+    command = f"MBS=2\n{DOCUMENT}torchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED}"
+    plain = resolve(experiment(write(tmp_path, command)))
+    path = write(tmp_path, f"{command} --num-experts 1 --normalization rmsnorm --optimizer sgd")
+    untested = path.read_text().replace(', "fp16"', ', "zero_allow_untested_optimizer": true, "fp16"')
+    path.write_text(untested)
+    found = resolve(experiment(path))
+    assert plain.model.numel - found.model.numel == (2 * 8 + 1) * 1024  # biases of norms
+    assert (plain.training.optimizer, found.training.optimizer) == ("adamw", "sgd_momentum")
+    path.write_text(untested.replace('"fp16"', '"optimizer": {"type": "AdamW", "params": {}}, "fp16"'))
+    assert resolve(experiment(path)).training.optimizer == "adamw"
 
 
 def test_networks_of_forks_are_read(tmp_path: Path) -> None:

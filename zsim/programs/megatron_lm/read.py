@@ -45,6 +45,8 @@ _EMERGING = ("soap", "adaptive_muon")  # core/optimizer/emerging_optimizers.py
 _OTHER_DEEPSPEED = (
     "ds-sequence-parallel-size", "kd", "mos", "load-teacher", "random-ltd", "cpu-optimizer", "remote-device",
     "memory-centric-tiled-linear", "create-moe-param-group", "checkpoint-in-cpu", "use-tutel",
+    "force-ds-sequence-parallel", "ds-sequence-parallel-fpdt", "ds-sequence-parallel-fpdt-offloading",
+    "enable-zbh1-pipeline", "enable-zbh1-exact-semantics",
 )  # fmt: skip
 _FLASH = ("use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton", "use-flash-attn-builder")
 _INTERLEAVED = ("strategy.overlap_p2p", "strategy.align_param_gather")
@@ -67,6 +69,8 @@ def read_megatron(
 def settings_of(arguments: Arguments) -> TrainingFile:
     """The settings that parsed arguments give."""
     file = TrainingFile(arguments.where, program="megatron")
+    if "deepspeed" in arguments.extra_flags:
+        _read_fork_values(arguments)
     for flag, feature in NOT_SIMULATED.items():
         refuse(arguments, flag, feature)
     model = read_architecture(arguments)
@@ -310,6 +314,23 @@ def _read_data_parallelism(arguments: Arguments, file: TrainingFile) -> None:
     (settings if is_explicit else file.defaults)["strategy.grad_reduce_dtype"] = gradients
 
 
+def _read_fork_values(arguments: Arguments) -> None:
+    """Turn Megatron-DeepSpeed's values into Megatron's: one expert, its default, is a dense model, and norms
+    are in small letters (megatron/arguments.py `_add_network_size_args`).
+
+    Raises NotSimulatedError for several experts.
+    """
+    experts = arguments.values.pop("num-experts", "1")
+    if str(experts) != "1":
+        raise NotSimulatedError(
+            f"{arguments.where}: --num-experts {experts}: zsim does not simulate the experts of "
+            "Megatron-DeepSpeed; expected 1, a dense model"
+        )
+    norms = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+    if (norm := arguments.values.get("normalization")) in norms:
+        arguments.values["normalization"] = norms[norm]
+
+
 def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
     """Turn a job into one of Megatron-DeepSpeed: DeepSpeed's engine and stages, on Megatron's model and
     tensor parallelism (microsoft/Megatron-DeepSpeed megatron/arguments.py `_add_zero_args`, training.py
@@ -324,10 +345,6 @@ def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
             raise NotSimulatedError(
                 f"{arguments.where}: --{flag}: zsim does not simulate it of Megatron-DeepSpeed"
             )
-    if arguments.has("num-experts"):
-        raise NotSimulatedError(
-            f"{arguments.where}: --num-experts: zsim does not simulate Megatron-DeepSpeed's"
-        )
     for flag in ("deepspeed", "deepspeed-activation-checkpointing", "no-pipeline-parallel"):
         extra.pop(flag, None)
     name = extra.pop("deepspeed_config", "")
@@ -336,11 +353,11 @@ def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
     extra.pop("zero-stage", None)
     settings = file.settings
     config = _deepspeed_json(arguments, name)
-    for key in [key for key in settings if key.startswith(("strategy.", "training.recompute_"))]:
+    for key in [key for key in settings if key.startswith("strategy.")]:
         del settings[key]
     for key in [key for key in file.defaults if key.startswith("strategy.")]:
         del file.defaults[key]
-    for key in ("training.gradient_clipping", "training.optimizer"):
+    for key in ("training.gradient_clipping", *(("training.optimizer",) if "optimizer" in config else ())):
         settings.pop(key, None)
         file.defaults.pop(key, None)
     if not arguments.has("use-flash-attn") and not any(extra.pop(flag, None) is not None for flag in _FLASH):
