@@ -523,5 +523,42 @@ def test_verls_files_of_fine_tuning_are_read(folder: Path) -> None:
     (folder / "older.yaml").write_text(
         "data: {micro_batch_size: 16}\nmodel: {partial_pretrain: google/gemma-2b}\n"
     )
-    with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
-        read("older.yaml", gpus=8)
+    command = "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.micro_batch_size=16"
+    command += " model.partial_pretrain=google/gemma-2b"
+    for older in ("older.yaml", command):
+        with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
+            read(older, gpus=8)
+    (folder / "both.yaml").write_text(
+        "data: {micro_batch_size: 16, micro_batch_size_per_gpu: 2}\n"
+        "model: {partial_pretrain: google/gemma-2b}\n"
+    )
+    for both in ("both.yaml", f"{command} data.micro_batch_size_per_gpu=2"):
+        found = read(both, gpus=8)
+        assert found.training.micro_batch_size == 2
+        assert any("micro_batch_size_per_gpu counts" in note for note in found.notes)
+
+
+def test_the_engine_of_verls_fine_tuning_is_the_one_that_a_file_names(folder: Path) -> None:
+    def engine(name: str, keys: str) -> Experiment:
+        (folder / "engine.yaml").write_text(
+            f"{name}data: {{train_files: a.parquet, train_batch_size: 64, pad_mode: no_padding}}\n"
+            f"model: {{path: Qwen/Qwen2.5-0.5B}}\nengine: {{{keys}}}\n"
+        )
+        return read("engine.yaml", gpus=8)
+
+    defaults = "defaults: [{model@model: hf_model}, {engine@engine: NAME}, _self_]\n"
+    for name, keys in (
+        (defaults.replace("NAME", "megatron"), "tensor_model_parallel_size: 2"),
+        ("", "strategy: megatron, tensor_model_parallel_size: 2"),
+    ):
+        found = engine(name, keys)
+        assert (found.strategy.kind, found.parallelism.tensor) == ("megatron", 2)
+    assert engine(defaults.replace("NAME", "fsdp"), "strategy: fsdp2").strategy.kind == "fsdp2"
+    with pytest.raises(InputError, match=r"engine\.tensor_model_parallel_size: is of verl's Megatron"):
+        engine("", "tensor_model_parallel_size: 2")
+    with pytest.raises(
+        NotSimulatedError, match=r"'megatron' .* with the engine fsdp; expected fsdp or fsdp2"
+    ):
+        engine(defaults.replace("NAME", "fsdp"), "strategy: megatron")
+    with pytest.raises(NotSimulatedError, match="'automodel' of verl's; expected fsdp or megatron"):
+        engine(defaults.replace("NAME", "automodel"), "strategy: fsdp")

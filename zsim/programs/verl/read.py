@@ -15,7 +15,6 @@ from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
 from zsim.specs.formats.file_values import FileValues, silent_keys
-from zsim.specs.formats.program import YAML_SUFFIXES
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
@@ -47,6 +46,13 @@ _DEGREES = (
 )  # fmt: skip
 _HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
+# Of config/engine/megatron.yaml and not of fsdp.yaml.
+_MEGATRON_KEYS = (
+    *_DEGREES, "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size", "sequence_parallel",
+    "use_distributed_optimizer", "override_ddp_config", "override_transformer_config",
+    "override_mcore_model_config", "use_mbridge", "use_megatron_fsdp",
+)  # fmt: skip
+
 _SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _SFT_IDLE = IDLE | silent_keys(
     "optim model.trust_remote_code model.external_lib model.use_shm use_remove_padding"
@@ -58,7 +64,9 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     model, table = (_section(name, data, key) for key in ("model", "data"))
     if "actor_rollout_ref" not in data and ({"model", "engine"} & {*data} or "pad_mode" in table):
         is_older = "partial_pretrain" in model
-        return (read_sft_values if is_older else read_engine_values)(name, data)
+        return (
+            read_sft_values(name, data) if is_older else read_engine_values(name, data, _engine(name, data))
+        )
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
@@ -91,6 +99,16 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_rollout(keys, update)
     keys.finish()
     return file
+
+
+def _engine(name: str, data: Mapping[str, Any]) -> str:
+    """The engine that a file's `defaults` name (sft_trainer_engine.yaml), or its own strategy."""
+    defaults = data.get("defaults")
+    for entry in defaults if isinstance(defaults, list) else ():
+        for key, value in entry.items() if isinstance(entry, Mapping) else ():
+            if str(key).endswith("engine@engine"):
+                return str(value)
+    return "megatron" if _section(name, data, "engine").get("strategy") == "megatron" else "fsdp"
 
 
 def _section(name: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -487,14 +505,21 @@ def read_engine_values(
     """
     if backend not in ("fsdp", "megatron"):
         raise NotSimulatedError(
-            f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp"
+            f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp or megatron"
         )
     file = TrainingFile(name, program="verl")
     engine, optim, model = (dict(_section(name, data, key)) for key in ("engine", "optim", "model"))
     strategy = engine.pop("strategy", backend)
-    if strategy not in _STRATEGIES:
+    strategies = [entry for entry in _STRATEGIES if entry.startswith(backend)]
+    if strategy not in strategies:
         raise NotSimulatedError(
-            f"{name}: engine.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
+            f"{name}: engine.strategy: zsim does not simulate '{strategy}' of verl's with the engine "
+            f"{backend}; expected {' or '.join(strategies)}"
+        )
+    if backend == "fsdp" and (key := next((key for key in engine if key in _MEGATRON_KEYS), None)):
+        raise InputError(
+            f"{name}: engine.{key}: is of verl's Megatron, and the engine is fsdp; expected 'engine@engine: "
+            "megatron' in defaults, or engine=megatron in the command"
         )
     actor = {
         "strategy": strategy,
@@ -562,7 +587,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "strategy.param_dtype": "bf16",
         "strategy.reduce_dtype": "fp32",
     }
-    if keys.has("data.micro_batch_size") and Path(name).suffix in YAML_SUFFIXES:
+    if keys.has("data.micro_batch_size") and not keys.has("data.micro_batch_size_per_gpu"):
         raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
     if keys.has("data.micro_batch_size"):
         file.note(
