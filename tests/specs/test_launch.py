@@ -554,6 +554,15 @@ def test_the_engine_of_verls_fine_tuning_is_the_one_that_a_file_names(folder: Pa
         found = engine(name, keys)
         assert (found.strategy.kind, found.parallelism.tensor) == ("megatron", 2)
     assert engine(defaults.replace("NAME", "fsdp"), "strategy: fsdp2").strategy.kind == "fsdp2"
+    for keys, words in (
+        ("fsdp_size: 3", r"engine\.fsdp_size: found 3"),
+        ("wrap_policy: {min_num_params: 9}", r"engine\.wrap_policy\.min_num_params: found 9"),
+    ):
+        with pytest.raises((InputError, NotSimulatedError), match=rf"engine\.yaml: {words}"):
+            engine("", keys)
+    notes = "\n".join(engine("", "param_offload: true, fsdp_siz: 4").notes)
+    assert "actor" not in notes
+    assert "engine.fsdp_siz" in notes
     with pytest.raises(InputError, match=r"engine\.tensor_model_parallel_size: is of verl's Megatron"):
         engine("", "tensor_model_parallel_size: 2")
     with pytest.raises(

@@ -53,6 +53,12 @@ _MEGATRON_KEYS = (
     "override_mcore_model_config", "use_mbridge", "use_megatron_fsdp",
 )  # fmt: skip
 
+# Keys of an actor -> those of a file of fine-tuning, whose engine and optimizer stand at the top.
+_ENGINE_NAMES = {
+    FSDP: "engine", MEGATRON: "engine", OPTIM: "optim", MODEL: "model",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
+}  # fmt: skip
+
 _SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _SFT_IDLE = IDLE | silent_keys(
     "optim model.trust_remote_code model.external_lib model.use_shm use_remove_padding"
@@ -530,6 +536,24 @@ def read_engine_values(
     rest = {key: value for key, value in data.items() if key not in ("engine", "model")}
     values = {**rest, "actor_rollout_ref": {"model": model, "actor": actor}}
     keys = FileValues.nested(file, resolve_references(values), KEYS, _SFT_IDLE)
+    try:
+        _read_engine(keys, backend, strategy, gpus)
+    except (InputError, NotSimulatedError) as error:
+        raise type(error)(_file_keys(str(error))) from None
+    file.notes = [_file_keys(note) for note in file.notes]
+    return file
+
+
+def _file_keys(text: str) -> str:
+    """A message with the keys of a file of fine-tuning for those of an actor, as which it is read."""
+    for key, name in _ENGINE_NAMES.items():
+        text = text.replace(key, name)
+    return text
+
+
+def _read_engine(keys: FileValues, backend: str, strategy: str, gpus: int | None) -> None:
+    """The settings of fine-tuning whose keys stand where those of an actor do."""
+    file = keys.file
     if gpus is None and keys.has("trainer.n_gpus_per_node"):
         gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 1)
     if gpus is not None:
@@ -555,7 +579,6 @@ def read_engine_values(
     _read_adapters(keys)
     file.note("every sequence is taken at data.max_length, its longest: training.lengths says otherwise")
     keys.finish()
-    return file
 
 
 def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
