@@ -512,22 +512,11 @@ def test_verls_fine_tuning_by_an_engine_packs_micro_batches_by_tokens(folder: Pa
         read(f"{command} engine.strategy=ddp model.path=Qwen/Qwen2.5-0.5B")
 
 
-def test_verls_files_of_fine_tuning_are_read(folder: Path) -> None:
-    (folder / "sft_trainer.yaml").write_text(
-        "data: {train_batch_size: 256, micro_batch_size_per_gpu: 4, max_length: 512}\n"
-        "model: {partial_pretrain: google/gemma-2b, fsdp_config: {model_dtype: bf16}}\n"
-    )
-    found = read("sft_trainer.yaml", gpus=8)
-    assert (found.program, found.strategy.kind, found.training.stored_dtype) == ("verl", "fsdp2", "bf16")
-    assert (found.training.sequence_length, found.training.gradient_accumulation_steps) == (512, 8)
-    (folder / "older.yaml").write_text(
-        "data: {micro_batch_size: 16}\nmodel: {partial_pretrain: google/gemma-2b}\n"
-    )
+def test_a_batch_of_all_ranks_is_refused_unless_a_gpus_is_there_too(folder: Path) -> None:
     command = "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.micro_batch_size=16"
     command += " model.partial_pretrain=google/gemma-2b"
-    for older in ("older.yaml", command):
-        with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
-            read(older, gpus=8)
+    with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
+        read(command)
     (folder / "both.yaml").write_text(
         "data: {micro_batch_size: 16, micro_batch_size_per_gpu: 2}\n"
         "model: {partial_pretrain: google/gemma-2b}\n"
@@ -571,3 +560,18 @@ def test_the_engine_of_verls_fine_tuning_is_the_one_that_a_file_names(folder: Pa
         engine(defaults.replace("NAME", "fsdp"), "strategy: megatron")
     with pytest.raises(NotSimulatedError, match="'automodel' of verl's; expected fsdp or megatron"):
         engine(defaults.replace("NAME", "automodel"), "strategy: fsdp")
+
+
+def test_verls_files_of_fine_tuning_are_read(folder: Path) -> None:
+    (folder / "sft_trainer.yaml").write_text(
+        "data: {train_batch_size: 256, micro_batch_size_per_gpu: 4, max_length: 512}\n"
+        "model: {partial_pretrain: google/gemma-2b, fsdp_config: {model_dtype: bf16}}\n"
+    )
+    found = read("sft_trainer.yaml", gpus=8)
+    assert (found.program, found.strategy.kind, found.training.stored_dtype) == ("verl", "fsdp2", "bf16")
+    assert (found.training.sequence_length, found.training.gradient_accumulation_steps) == (512, 8)
+    (folder / "older.yaml").write_text(
+        "data: {micro_batch_size: 16}\nmodel: {partial_pretrain: google/gemma-2b}\n"
+    )
+    with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
+        read("older.yaml", gpus=8)

@@ -58,6 +58,13 @@ def test_words_behind_a_script_are_its_parameters_and_flags_win(tmp_path: Path, 
         experiment(path)
 
 
+def test_the_micro_batch_may_stand_behind_the_script(tmp_path: Path) -> None:
+    path = write(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {NETWORK} --seq-length 4096")
+    assert experiment(f"{path} --micro-batch-size 2").training.micro_batch_size == 2
+    with pytest.raises(InputError, match="--micro-batch-size: missing, as Megatron asks for it"):
+        experiment(path)
+
+
 def test_a_function_and_a_loop_that_start_training_are_followed(tmp_path: Path) -> None:
     path = write(
         tmp_path,
