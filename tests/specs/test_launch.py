@@ -475,6 +475,32 @@ def test_a_learning_rate_alone_makes_no_trainer(folder: Path) -> None:
 def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(NotSimulatedError, match="Open Instruct"):
         read(f"python mason.py --gpus 8 -- accelerate launch open_instruct/dpo.py {FLAGS}")
+    with pytest.raises(NotSimulatedError, match="Open Instruct"):
+        read(f"python -m open_instruct.finetune {FLAGS}")
+    assert read(f"torchrun train.py {FLAGS} --output_dir /data/open_instruct/run").program == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--use_lora False --lora_r 64 --lora_alpha 16", None),
+        ("--lora_enable False --lora_rank 64", None),
+        ("--exploration_coef 0.1 --supervision_weight 2", None),
+        ("--lora_r 64", "lora_r 64: is a script's own"),
+        ("--use_my_lora True", "use_my_lora True: is a script's own"),
+        ("--use_lora False --freeze_layers 4", "freeze_layers 4: is a script's own"),
+        ("--vision_tower clip", "vision_tower clip: is a script's own"),
+    ],
+)
+def test_keys_of_a_script_tell_another_job_unless_they_are_off(
+    folder: Path, flags: str, words: str | None
+) -> None:
+    command = f"torchrun --nproc_per_node 8 train.py {FLAGS} {flags}"
+    if words is None:
+        assert read(command).training.lora is None
+    else:
+        with pytest.raises(NotSimulatedError, match=words):
+            read(command)
 
 
 def test_numbers_of_the_launcher_that_nothing_sets_are_asked_for(folder: Path) -> None:
