@@ -163,13 +163,15 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
         if "$" in str(changes.get(key, "")):
             value = changes.pop(key)
             launch.notes.append(f"{key}: {value} is nothing that the script sets: --nodes and --gpus give it")
-    groups = {key: str(changes.pop(key, "fsdp")) for key in ("engine", "optim")} if is_engine else {}
+    engine = str(changes.pop("engine", "fsdp")) if is_engine else ""
+    if is_engine:
+        changes.pop("optim", None)  # the engine's
     overrides = change_values(_hydra_file(launch, values), changes)
     if is_engine:
         machines = TrainingFile(launch.where)
         _add_machines(machines, launch)
         gpus = machines.settings.get("gpus")
-        return read_engine_values(launch.where, overrides, groups["engine"], gpus)
+        return read_engine_values(launch.where, overrides, engine, gpus)
     if is_sft:
         return read_sft_values(launch.where, overrides)
     if "fully_async" in launch.target:

@@ -44,20 +44,18 @@ _DEGREES = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size",
 )  # fmt: skip
-_HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
-
 # Of config/engine/megatron.yaml and not of fsdp.yaml.
 _MEGATRON_KEYS = (
     *_DEGREES, "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size", "sequence_parallel",
     "use_distributed_optimizer", "override_ddp_config", "override_transformer_config",
     "override_mcore_model_config", "use_mbridge", "use_megatron_fsdp",
 )  # fmt: skip
-
 # Keys of an actor -> those of a file of fine-tuning, whose engine and optimizer stand at the top.
 _ENGINE_NAMES = {
     FSDP: "engine", MEGATRON: "engine", OPTIM: "optim", MODEL: "model",
     f"{ACTOR}.ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
 }  # fmt: skip
+_HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
 _SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _SFT_IDLE = IDLE | silent_keys(
