@@ -178,10 +178,8 @@ class _Runner:
         self.depth = depth
         self.tokens: list[Token] = []
         self.position = 0
-        self.output: str | None = None
-        """What the last command printed, if that is known."""
-        self.is_piped = False
-        """Whether the next command reads it."""
+        self.output: str | None = None  # of the last command, if that is known
+        self.is_piped = False  # whether the next command reads it
 
     def run(self, script_tokens: list[Token]) -> None:
         self.tokens, self.position = script_tokens, 0
@@ -431,24 +429,20 @@ class _Runner:
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
 
     def _filter(self, fields: list[str], text: str | None) -> str | None:
-        """What `cat`, `sed` or `tee` prints of a file that it names, or of its input `text`. None if that is
-        not known.
-        """
+        """The output of `cat`, `sed` or `tee` on a file that it names or on `text`, None if not known."""
         name = fields[-1]
         if fields[0] == "tee":
             self._write(name, text)
             return text
         if text is None:
-            path = self._locate(name)
-            text = self.script.documents.get(
-                os.path.normpath(name), None if path is None else read_text(path)
-            )
+            path, text = self._locate(name), self.script.documents.get(os.path.normpath(name))
+            text = read_text(path) if text is None and path is not None else text
         if text is None:
             return None
         for field_text in fields[1:]:
             if match := _SUBSTITUTION.fullmatch(field_text):
-                _, old, new, is_global = match.groups()
-                text = "\n".join(line.replace(old, new, -1 if is_global else 1) for line in text.split("\n"))
+                count = -1 if match[4] else 1
+                text = "\n".join(line.replace(match[2], match[3], count) for line in text.split("\n"))
             elif re.match(r"s[/|#,]", field_text):
                 self.script.notes.append(f"not followed: sed {field_text}")
         if any(option.startswith(("-i", "--in-place")) for option in fields):
