@@ -475,6 +475,32 @@ def test_a_learning_rate_alone_makes_no_trainer(folder: Path) -> None:
 def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(NotSimulatedError, match="Open Instruct"):
         read(f"python mason.py --gpus 8 -- accelerate launch open_instruct/dpo.py {FLAGS}")
+    with pytest.raises(NotSimulatedError, match="Open Instruct"):
+        read(f"python -m open_instruct.finetune {FLAGS}")
+    assert read(f"torchrun train.py {FLAGS} --output_dir /data/open_instruct/run").program == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--use_lora False --lora_r 64 --lora_alpha 16", None),
+        ("--lora_enable False --lora_rank 64", None),
+        ("--exploration_coef 0.1 --supervision_weight 2", None),
+        ("--lora_r 64", "lora_r 64: is a script's own"),
+        ("--use_my_lora True", "use_my_lora True: is a script's own"),
+        ("--use_lora False --freeze_layers 4", "freeze_layers 4: is a script's own"),
+        ("--vision_tower clip", "vision_tower clip: is a script's own"),
+    ],
+)
+def test_keys_of_a_script_tell_another_job_unless_they_are_off(
+    folder: Path, flags: str, words: str | None
+) -> None:
+    command = f"torchrun --nproc_per_node 8 train.py {FLAGS} {flags}"
+    if words is None:
+        assert read(command).training.lora is None
+    else:
+        with pytest.raises(NotSimulatedError, match=words):
+            read(command)
 
 
 def test_numbers_of_the_launcher_that_nothing_sets_are_asked_for(folder: Path) -> None:
@@ -510,6 +536,56 @@ def test_verls_fine_tuning_by_an_engine_packs_micro_batches_by_tokens(folder: Pa
         read(f"{command} engine=veomni model.path=Qwen/Qwen2.5-0.5B")
     with pytest.raises(NotSimulatedError, match=r"engine\.strategy: zsim does not simulate 'ddp'"):
         read(f"{command} engine.strategy=ddp model.path=Qwen/Qwen2.5-0.5B")
+
+
+def test_a_batch_of_all_ranks_is_refused_unless_a_gpus_is_there_too(folder: Path) -> None:
+    command = "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.micro_batch_size=16"
+    command += " model.partial_pretrain=google/gemma-2b"
+    with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
+        read(command)
+    (folder / "both.yaml").write_text(
+        "data: {micro_batch_size: 16, micro_batch_size_per_gpu: 2}\n"
+        "model: {partial_pretrain: google/gemma-2b}\n"
+    )
+    for both in ("both.yaml", f"{command} data.micro_batch_size_per_gpu=2"):
+        found = read(both, gpus=8)
+        assert found.training.micro_batch_size == 2
+        assert any("micro_batch_size_per_gpu counts" in note for note in found.notes)
+
+
+def test_the_engine_of_verls_fine_tuning_is_the_one_that_a_file_names(folder: Path) -> None:
+    def engine(name: str, keys: str) -> Experiment:
+        (folder / "engine.yaml").write_text(
+            f"{name}data: {{train_files: a.parquet, train_batch_size: 64, pad_mode: no_padding}}\n"
+            f"model: {{path: Qwen/Qwen2.5-0.5B}}\nengine: {{{keys}}}\n"
+        )
+        return read("engine.yaml", gpus=8)
+
+    defaults = "defaults: [{model@model: hf_model}, {engine@engine: NAME}, _self_]\n"
+    for name, keys in (
+        (defaults.replace("NAME", "megatron"), "tensor_model_parallel_size: 2"),
+        ("", "strategy: megatron, tensor_model_parallel_size: 2"),
+    ):
+        found = engine(name, keys)
+        assert (found.strategy.kind, found.parallelism.tensor) == ("megatron", 2)
+    assert engine(defaults.replace("NAME", "fsdp"), "strategy: fsdp2").strategy.kind == "fsdp2"
+    for keys, words in (
+        ("fsdp_size: 3", r"engine\.fsdp_size: found 3"),
+        ("wrap_policy: {min_num_params: 9}", r"engine\.wrap_policy\.min_num_params: found 9"),
+    ):
+        with pytest.raises((InputError, NotSimulatedError), match=rf"engine\.yaml: {words}"):
+            engine("", keys)
+    notes = "\n".join(engine("", "param_offload: true, fsdp_siz: 4").notes)
+    assert "actor" not in notes
+    assert "engine.fsdp_siz" in notes
+    with pytest.raises(InputError, match=r"engine\.tensor_model_parallel_size: is of verl's Megatron"):
+        engine("", "tensor_model_parallel_size: 2")
+    with pytest.raises(
+        NotSimulatedError, match=r"'megatron' .* with the engine fsdp; expected fsdp or fsdp2"
+    ):
+        engine(defaults.replace("NAME", "fsdp"), "strategy: megatron")
+    with pytest.raises(NotSimulatedError, match="'automodel' of verl's; expected fsdp or megatron"):
+        engine(defaults.replace("NAME", "automodel"), "strategy: fsdp")
 
 
 def test_verls_files_of_fine_tuning_are_read(folder: Path) -> None:

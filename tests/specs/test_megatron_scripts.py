@@ -58,6 +58,13 @@ def test_words_behind_a_script_are_its_parameters_and_flags_win(tmp_path: Path, 
         experiment(path)
 
 
+def test_the_micro_batch_may_stand_behind_the_script(tmp_path: Path) -> None:
+    path = write(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {NETWORK} --seq-length 4096")
+    assert experiment(f"{path} --micro-batch-size 2").training.micro_batch_size == 2
+    with pytest.raises(InputError, match="--micro-batch-size: missing, as Megatron asks for it"):
+        experiment(path)
+
+
 def test_a_function_and_a_loop_that_start_training_are_followed(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -345,10 +352,82 @@ def test_a_json_of_megatron_deepspeed_that_is_not_here_is_asked_for(tmp_path: Pa
         experiment(path)
 
 
-def test_another_job_of_megatron_deepspeed_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, f"MBS=2\ntorchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED} --kd")
-    with pytest.raises(NotSimulatedError, match="--kd"):
+ZEROS = "".join(
+    f'cat <<EOT > zero{stage}.json\n{{"steps_per_print": {stage}, "train_micro_batch_size_per_gpu": 2, '
+    f'"zero_optimization": {{"stage": {stage}}}, "fp16": {{"enabled": true}}}}\nEOT\n'
+    for stage in (1, 2)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"),
+    [
+        (f"{ZEROS}sed -i 's/1/3/' hostfile", 1),
+        (f"{ZEROS}sed -i 's/1/2/g' zero1.json", 2),
+        (f"{ZEROS}sed 's/2/7/' zero2.json | tee zero1.json", 2),
+        (f"{ZEROS}cat <<EOT > zero1.json\n{ZEROS.splitlines()[4]}\nEOT", 2),
+        (f"cat <<EOT | sed 's/1/2/g' > zero1.json\n{ZEROS.splitlines()[1]}\nEOT", 2),
+        (ZEROS.split("EOT\n", 1)[1].replace("cat <<EOT > zero2.json", "cat > zero2.json <<EOT"), 3),
+    ],
+    ids=["two", "in-place", "first-of-a-line", "over", "pipe", "of-disk"],
+)
+def test_the_json_is_the_file_that_the_flag_names(tmp_path: Path, text: str, stage: int) -> None:
+    """A script writes several. Without `g` sed changes the first of a line, which is no stage here."""
+    content = {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": 3},
+        "fp16": {"enabled": True},
+    }
+    (tmp_path / "zero1.json").write_text(json.dumps(content))
+    (tmp_path / "hostfile").write_text("node1 slots=8\n")
+    flags = (
+        DEEPSPEED.replace("ds.json", "zero1.json")
+        .replace("$MBS", "2")
+        .replace(" --pipeline-model-parallel-size 2", " --no-pipeline-parallel")
+    )
+    path = write(tmp_path, f"{text}\ntorchrun --nproc_per_node 8 pretrain_gpt.py {flags}")
+    assert of_kind(resolve(experiment(path)).strategy, DeepSpeedConfig).stage == stage
+
+
+def test_megatron_deepspeed_without_a_json_is_refused(tmp_path: Path) -> None:
+    flags = DEEPSPEED.replace("--deepspeed_config ds.json ", "").replace("$MBS", "2")
+    path = write(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}")
+    with pytest.raises(InputError, match="--deepspeed_config: missing; expected a DeepSpeed JSON"):
         experiment(path)
+    path = write(
+        tmp_path,
+        f"cat <<EOT > ds.json\n{{,}}\nEOT\ndeepspeed pretrain_gpt.py {flags} --deepspeed_config ds.json",
+    )
+    with pytest.raises(InputError, match=r"ds\.json, as the script writes it: no JSON"):
+        experiment(path)
+
+
+def test_another_job_of_megatron_deepspeed_is_refused(tmp_path: Path) -> None:
+    command = f"{DOCUMENT}torchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED}"
+    for flag, message in (
+        ("--kd", "--kd"),
+        ("--enable-zbh1-pipeline", "--enable-zbh1-pipeline"),
+        ("--force-ds-sequence-parallel", "--force-ds-sequence-parallel"),
+        ("--ds-sequence-parallel-fpdt", "--ds-sequence-parallel-fpdt"),
+        ("--num-experts 64", "--num-experts 64: .*the experts of Megatron-DeepSpeed"),
+        ("--checkpoint-num-layers 4", "one checkpoint around 4 layers"),
+    ):
+        path = write(tmp_path, f"MBS=2\n{command} {flag}")
+        with pytest.raises((InputError, NotSimulatedError), match=message):
+            resolve(experiment(path))
+
+
+def test_a_dense_model_and_an_optimizer_of_megatron_deepspeed_are_read(tmp_path: Path) -> None:
+    command = f"MBS=2\n{DOCUMENT}torchrun --nproc_per_node 8 pretrain_gpt.py {DEEPSPEED}"
+    plain = resolve(experiment(write(tmp_path, command)))
+    path = write(tmp_path, f"{command} --num-experts 1 --normalization rmsnorm --optimizer sgd")
+    untested = path.read_text().replace(', "fp16"', ', "zero_allow_untested_optimizer": true, "fp16"')
+    path.write_text(untested)
+    found = resolve(experiment(path))
+    assert plain.model.numel - found.model.numel == (2 * 8 + 1) * 1024  # biases of norms
+    assert (plain.training.optimizer, found.training.optimizer) == ("adamw", "sgd_momentum")
+    path.write_text(untested.replace('"fp16"', '"optimizer": {"type": "AdamW", "params": {}}, "fp16"'))
+    assert resolve(experiment(path)).training.optimizer == "adamw"
 
 
 def test_networks_of_forks_are_read(tmp_path: Path) -> None:

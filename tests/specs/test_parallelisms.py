@@ -189,3 +189,5 @@ def test_groups_of_a_mesh() -> None:
     assert mesh.groups("pipeline", "tensor").tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert mesh.coordinate("pipeline").tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert np.array_equal(mesh.groups("pipeline", "data", "tensor"), np.arange(8)[None])
+    with pytest.raises(AssertionError):
+        mesh.coordinate("tensr")

@@ -43,7 +43,8 @@ _MAX_ALL_ROUNDS = 10_000  # of all loops together
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
 # A comment behind a continued line, with flags or overrides behind it.
 _CUT = re.compile(r"\\\n[ \t]*#[^\n]*\n(?:[ \t]*#[^\n]*\n)*(?=[ \t]*(?:--[A-Za-z]|[\w+]+\.[\w.]+=))")
-_SUBSTITUTION = re.compile(r"s([/|#,])(\w+)\1(.*?)\1g?")  # of a word, as templates are filled in
+_SUBSTITUTION = re.compile(r"s([/|#,])(\w+)\1(.*?)\1(g?)")  # of a word, as templates are filled in
+_FILTERS = ("cat", "sed", "tee")  # programs whose output is their input, or of it
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _NUMBERS = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
@@ -77,8 +78,8 @@ class Script:
     """The number of rounds of loops that have run."""
     running: set[Path] = field(default_factory=set)
     """The files that are being followed, this one and those that lead to it."""
-    documents: list[str] = field(default_factory=list)
-    """The texts that it writes to files: by `cat` and a here document, and by `sed` from another file."""
+    documents: dict[str, str] = field(default_factory=dict)
+    """{file: text} that it writes by `cat`, `sed` and `tee` of a here document or of another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,8 @@ class _Runner:
         self.depth = depth
         self.tokens: list[Token] = []
         self.position = 0
+        self.output: str | None = None  # of the last command, if that is known
+        self.is_piped = False  # whether the next command reads it
 
     def run(self, script_tokens: list[Token]) -> None:
         self.tokens, self.position = script_tokens, 0
@@ -191,6 +194,7 @@ class _Runner:
             if token.text in ends and token.array is None:
                 return
             if token.is_operator:
+                self.is_piped = token.text == "|" or (self.is_piped and token.text == "\n")
                 self.position += 1
             elif token.text == "if":
                 self._if(is_active=is_active)
@@ -206,6 +210,7 @@ class _Runner:
                 words = self._take_command()
                 if is_active:
                     self._start_command(words)
+                self.is_piped = False
 
     def _take_command(self) -> list[Token]:
         """The tokens up to the next operator. The tokens of `[[ ]]` extend to its end."""
@@ -244,7 +249,9 @@ class _Runner:
         for token in condition:
             if token.text in ("&&", "||"):
                 clauses.append((token.text, []))
-            elif token.text not in ("[", "]", "[[", "]]", "test", ";", "\n", "(", ")"):
+            elif (
+                token.text not in ("[", "]", "[[", "]]", "test", ";", "\n", "(", ")") and not token.is_target
+            ):
                 clauses[-1][1].append(token.text)
         condition_value: bool | None = True
         for connective, words in clauses:
@@ -368,7 +375,9 @@ class _Runner:
     def _start_command(self, words: list[Token]) -> None:
         """Assign, or record the command with its words expanded."""
         documents = [word.text for word in words if word.is_document]
-        words = [word for word in words if not word.is_document]
+        targets = [word.text for word in words if word.is_target]
+        words = [word for word in words if not (word.is_document or word.is_target)]
+        text, self.output = self.output if self.is_piped else None, None
         is_declaring = bool(words) and words[0].text in _DECLARATIONS
         remaining_tokens = words[1:] if is_declaring else words
         separators = self.script.variables.values.get("IFS")
@@ -387,14 +396,14 @@ class _Runner:
             return
         if len(self.script.commands) >= _MAX_COMMANDS:
             raise InputError(f"more than {_MAX_COMMANDS:,} commands")
-        if fields[0] == "sed":
-            self._substitute(fields[1:])
         inner = _inner_script(fields)
         document = ""
-        if documents and fields[0] in ("read", "cat", *_STARTERS):
+        if documents and fields[0] in ("read", *_FILTERS, *_STARTERS):
             document = " ".join(self.script.variables.expand(documents[-1]))
-        if document and fields[0] == "cat":
-            self.script.documents.append(document)
+        if fields[0] in _FILTERS:
+            self.output = self._filter(fields, document or text)
+            for target in targets:
+                self._write(" ".join(self.script.variables.expand(target)), self.output)
         if inner is None and document and fields[0] in _STARTERS and _script_index(fields) is None:
             inner = document
         if inner is not None:
@@ -419,14 +428,31 @@ class _Runner:
             self.script.commands.append(fields)
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
 
-    def _substitute(self, fields: list[str]) -> None:
-        """Keep the text of a file as `sed` changes it, or change the last text, which comes by a pipe."""
-        matches = [match for field_text in fields if (match := _SUBSTITUTION.fullmatch(field_text))]
-        path = self._locate(fields[-1]) if fields else None
-        if path is not None:
-            self.script.documents.append(read_text(path))
-        for match in matches if self.script.documents else ():
-            self.script.documents[-1] = self.script.documents[-1].replace(match[2], match[3])
+    def _filter(self, fields: list[str], text: str | None) -> str | None:
+        """The output of `cat`, `sed` or `tee` on a file that it names or on `text`, None if not known."""
+        name = fields[-1]
+        if fields[0] == "tee":
+            self._write(name, text)
+            return text
+        if text is None:
+            path, text = self._locate(name), self.script.documents.get(os.path.normpath(name))
+            text = read_text(path) if text is None and path is not None else text
+        if text is None:
+            return None
+        for field_text in fields[1:]:
+            if match := _SUBSTITUTION.fullmatch(field_text):
+                count = -1 if match[4] else 1
+                text = "\n".join(line.replace(match[2], match[3], count) for line in text.split("\n"))
+            elif re.match(r"s[/|#,]", field_text):
+                self.script.notes.append(f"not followed: sed {field_text}")
+        if any(option.startswith(("-i", "--in-place")) for option in fields):
+            self._write(name, text)
+        return text
+
+    def _write(self, name: str, text: str | None) -> None:
+        """Keep the text of a file, which is as it was if the text is not known."""
+        if text is not None:
+            self.script.documents[os.path.normpath(name)] = text
 
     def _read(self, fields: list[str], document: str, separators: str) -> None:
         """Set the variables of `read`, whose text is cut at the characters of IFS. The last has the rest.

@@ -45,6 +45,8 @@ class Token:
     array: str | None = None
     is_document: bool = False
     """The text is a document, in double quotes, or the word of a here string."""
+    is_target: bool = False
+    """The text is the file behind `>`."""
 
 
 def tokenize(script: str) -> list[Token]:
@@ -93,8 +95,8 @@ class _Lexer:
         self.position = len(self.text) if end < 0 else end
 
     def _read_redirection(self) -> Iterator[Token]:
-        """Skip `2>&1`, `&> file` and `> file`. The document of `<<EOF ... EOF` is a token, and the word of
-        `<<< word`.
+        """Skip `2>&1`, `&> file` and `>> file`. The document of `<<EOF ... EOF` is a token, the word of
+        `<<< word`, and the file of `> file`.
         """
         redirection = _REDIRECTION.match(self.text, self.position)
         assert redirection is not None
@@ -102,9 +104,11 @@ class _Lexer:
         start = self.position
         if self.position < len(self.text) and self.text[self.position] not in "\n;|&":
             self._read_word()
+        word = self.text[start : self.position]
+        if redirection[0].rstrip() in (">", "1>") and word:
+            yield Token(word, is_target=True)
         if not redirection[1].startswith("<<"):
             return
-        word = self.text[start : self.position]
         if redirection[1] == "<<<":
             yield Token(word, is_document=True)
             return

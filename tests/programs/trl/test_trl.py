@@ -349,6 +349,24 @@ def test_releases_before_0_19_keep_activations_and_train_in_fp32(tmp_path: Path)
     assert (newer.precision, newer.activation_checkpointing) == ("bf16", "full")
 
 
+@pytest.mark.parametrize(
+    ("keys", "precision", "is_compiled"),
+    [
+        ("max_seq_length: 512\nmixed_precision: bf16\ndynamo_backend: inductor\n", "bf16", True),
+        ("max_seq_length: 512\nmixed_precision: bf16\nfp16: true\n", "fp16", False),
+        ("max_length: 512\nmixed_precision: fp16\ndynamo_backend: 'NO'\n", "bf16", False),
+        ("max_length: 512\nbf16: false\nmixed_precision: 'no'\n", "fp32", False),
+        ("max_length: 512\nbf16: false\nmixed_precision: fp16\n", "fp16", False),
+    ],
+)
+def test_products_are_accelerates_where_neither_bf16_nor_fp16_is_on(
+    tmp_path: Path, keys: str, precision: str, is_compiled: bool
+) -> None:
+    lines = "model_name_or_path: meta-llama/Meta-Llama-3-8B\nper_device_train_batch_size: 1\n"
+    training = read_text(tmp_path, lines + keys).training
+    assert (training.precision, bool(training.compile)) == (precision, is_compiled)
+
+
 def test_simpo_has_pairs_and_no_reference(tmp_path: Path) -> None:
     found = read_text(tmp_path, FULL + "beta: 10\ngamma_beta_ratio: 0.5\n")
     assert (found.training.micro_batch_size, found.training.reference) == (4, None)

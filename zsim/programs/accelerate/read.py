@@ -71,8 +71,8 @@ def read_values(path: str, data: Mapping[str, Any]) -> TrainingFile:
         raise NotSimulatedError(f"{path}: use_cpu: zsim does not simulate training on CPUs; expected false")
     note_idle_keys(file, "", data, _IDLE)
     _read_machines(file, data)
-    _read_precision(file, data)
-    _read_compiler(file, data)
+    read_precision(file, data)
+    read_compiler(file, data)
     kind = str(data.get("distributed_type", "")).upper()
     if kind == "DEEPSPEED":
         _read_deepspeed(file, _section(file, data, "deepspeed_config"), Path(path).parent)
@@ -126,7 +126,8 @@ def _read_machines(file: TrainingFile, data: Mapping[str, Any]) -> None:
         file.settings |= {"gpus": processes} if nodes == 1 else {"nodes": nodes, "gpus": processes}
 
 
-def _read_precision(file: TrainingFile, data: Mapping[str, Any]) -> None:
+def read_precision(file: TrainingFile, data: Mapping[str, Any]) -> None:
+    """Read the type of products."""
     mixed_precision = data.get("mixed_precision")
     word = (
         "fp16"
@@ -181,7 +182,8 @@ def _read_fp8(file: TrainingFile, config: Mapping[str, Any]) -> None:
         file.note(f"fp8_config: not read: {', '.join(unknown)}")
 
 
-def _read_compiler(file: TrainingFile, data: Mapping[str, Any]) -> None:
+def read_compiler(file: TrainingFile, data: Mapping[str, Any]) -> None:
+    """Read whether torch.compile is used."""
     config = _section(file, data, "dynamo_config")
     backend = str(data.get("dynamo_backend", config.get("dynamo_backend", "no"))).upper()
     if backend == "INDUCTOR":

@@ -21,10 +21,11 @@ _KERNELS = {
 }  # fmt: skip
 # Parts of names of a script's own keys that change what is trained, or how.
 _OTHER_JOB = re.compile(
-    r"lora|adapter|freeze|frozen|(^|_)tune_|(?<!re)vision|tower|teacher|distill|peft|bnb|[48]bit|rollout"
+    r"(?<![a-z])(q|ada|long)?lora|adapter|freeze|frozen|(^|_)tune_|(^|_)vision|tower|teacher|distill|peft|bnb|[48]bit|rollout"
     r"|sequence_parallel|ulysses|ring_att|num_experts|pissa|galore|medusa|mtp|fp8|vllm|passage|negatives"
     r"|contrast|pooling|custom(ized)?_optim"
 )
+_NO_ADAPTERS = re.compile(r"(use|enable|with)_(lora|peft)|(lora|peft)_enabled?")  # switches
 _OFF = (None, False, 0, "", "none", "None", "no", "False")
 _ROWS = ("train_micro_batch_size_per_gpu", "train_batch_size")  # of a DeepSpeed JSON
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
@@ -35,7 +36,10 @@ def refuse_other_jobs(values: FileValues) -> None:
     script's own that does by its name.
     """
     values.refuse_declared()
+    has_no_adapters = any(_NO_ADAPTERS.fullmatch(key) and values.values[key] in _OFF for key in values.values)
     for name, value in values.values.items():
+        if has_no_adapters and name.startswith("lora_"):
+            continue
         is_extra = name not in values.keys and name not in values.silent and value not in _OFF
         if is_extra and _OTHER_JOB.search(name):
             raise NotSimulatedError(

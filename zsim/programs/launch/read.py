@@ -62,7 +62,7 @@ _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_SFT = "fsdp_sft_trainer"
 _VERL_ENGINE_SFT = (".sft_trainer", ".sft_trainer_ray")
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
-_OPEN_INSTRUCT = "open_instruct/"
+_OPEN_INSTRUCT = re.compile(r"(^|/)open_instruct[/.]")
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -115,7 +115,8 @@ def _started(launch: Launch) -> TrainingFile:
     )
     if launch.launcher in _TRAINERS:
         program = _TRAINERS[launch.launcher]
-    if any(_OPEN_INSTRUCT in word for word in (launch.target, *launch.words)):
+    named = (launch.target, *(word for word in launch.words if word.endswith(".py")))
+    if any(_OPEN_INSTRUCT.search(name) for name in named):
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: is of Open Instruct, whose trainers zsim does not read; write "
             "an experiment file with its settings"
@@ -162,13 +163,15 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
         if "$" in str(changes.get(key, "")):
             value = changes.pop(key)
             launch.notes.append(f"{key}: {value} is nothing that the script sets: --nodes and --gpus give it")
-    groups = {key: str(changes.pop(key, "fsdp")) for key in ("engine", "optim")} if is_engine else {}
+    engine = str(changes.pop("engine", "fsdp")) if is_engine else ""
+    if is_engine:
+        changes.pop("optim", None)  # the engine's
     overrides = change_values(_hydra_file(launch, values), changes)
     if is_engine:
         machines = TrainingFile(launch.where)
         _add_machines(machines, launch)
         gpus = machines.settings.get("gpus")
-        return read_engine_values(launch.where, overrides, groups["engine"], gpus)
+        return read_engine_values(launch.where, overrides, engine, gpus)
     if is_sft:
         return read_sft_values(launch.where, overrides)
     if "fully_async" in launch.target:

@@ -94,8 +94,8 @@ class Arguments:
     """Flags that were looked up. The others have no effect on a step."""
     extra_flags: dict[str, str] = field(default_factory=dict)
     """{flag: its first value} of a program on top of Megatron. What a reader uses, it takes out."""
-    documents: list[str] = field(default_factory=list)
-    """Files that the script writes."""
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """{file: text} that the script writes."""
     hint: str = ""
     """How a value that a script takes from outside is given, where that is not by a variable."""
 
@@ -284,6 +284,8 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     arguments = _parse(words, path, hint=hint, is_script=True, environment=environment)
     for flag, value in _parse(parameters[num_positional:], path).values.items():
         arguments.values[flag] = value
+    if "micro-batch-size" not in arguments.values and any(word.endswith(".py") for word in words):
+        raise InputError(f"{path}: --micro-batch-size: missing, as Megatron asks for it")
     arguments.notes += list(dict.fromkeys(script.notes))
     arguments.documents = script.documents
     if len(started) > 1:
@@ -388,16 +390,12 @@ def _parse(
         raise NotSimulatedError(
             f"{where}: zsim does not simulate {feature}; expected pretrain_gpt.py's models"
         )
-    is_started = (
-        is_script and program_index >= 0 and not {"micro-batch-size", "batch-size"} & {*arguments.values}
-    )
+    is_started = is_script and program_index >= 0 and "micro-batch-size" not in arguments.values
     if is_started and open_words:
         raise InputError(
             f"{where}: {open_words[0]}: stands for flags, and nothing sets it"
             f"{arguments._how_to_set(open_words[0])}"
         )
-    if is_started:
-        raise InputError(f"{where}: --micro-batch-size: missing, as Megatron asks for it")
     arguments.notes += [
         f"{word}: nothing sets it; flags that it stands for are not read" for word in open_words
     ]

@@ -6,6 +6,7 @@ Defaults and refusals as in Megatron-Core 0.16.1 (`training/arguments.py`).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_cpu_optimi
 from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES
 from zsim.programs.megatron_lm.muon_flags import MUONS, read_muon
 from zsim.reading import parse_whole_number
-from zsim.specs.formats.config_file import load_file
+from zsim.specs.formats.config_file import load_table
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
@@ -44,6 +45,8 @@ _EMERGING = ("soap", "adaptive_muon")  # core/optimizer/emerging_optimizers.py
 _OTHER_DEEPSPEED = (
     "ds-sequence-parallel-size", "kd", "mos", "load-teacher", "random-ltd", "cpu-optimizer", "remote-device",
     "memory-centric-tiled-linear", "create-moe-param-group", "checkpoint-in-cpu", "use-tutel",
+    "force-ds-sequence-parallel", "ds-sequence-parallel-fpdt", "ds-sequence-parallel-fpdt-offloading",
+    "enable-zbh1-pipeline", "enable-zbh1-exact-semantics",
 )  # fmt: skip
 _FLASH = ("use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton", "use-flash-attn-builder")
 _INTERLEAVED = ("strategy.overlap_p2p", "strategy.align_param_gather")
@@ -66,6 +69,8 @@ def read_megatron(
 def settings_of(arguments: Arguments) -> TrainingFile:
     """The settings that parsed arguments give."""
     file = TrainingFile(arguments.where, program="megatron")
+    if "deepspeed" in arguments.extra_flags:
+        _read_fork_values(arguments)
     for flag, feature in NOT_SIMULATED.items():
         refuse(arguments, flag, feature)
     model = read_architecture(arguments)
@@ -309,6 +314,23 @@ def _read_data_parallelism(arguments: Arguments, file: TrainingFile) -> None:
     (settings if is_explicit else file.defaults)["strategy.grad_reduce_dtype"] = gradients
 
 
+def _read_fork_values(arguments: Arguments) -> None:
+    """Turn Megatron-DeepSpeed's values into Megatron's: one expert, its default, is a dense model, and norms
+    are in small letters (megatron/arguments.py `_add_network_size_args`).
+
+    Raises NotSimulatedError for several experts.
+    """
+    experts = arguments.values.pop("num-experts", "1")
+    if str(experts) != "1":
+        raise NotSimulatedError(
+            f"{arguments.where}: --num-experts {experts}: zsim does not simulate the experts of "
+            "Megatron-DeepSpeed; expected 1, a dense model"
+        )
+    norms = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+    if (norm := arguments.values.get("normalization")) in norms:
+        arguments.values["normalization"] = norms[norm]
+
+
 def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
     """Turn a job into one of Megatron-DeepSpeed: DeepSpeed's engine and stages, on Megatron's model and
     tensor parallelism (microsoft/Megatron-DeepSpeed megatron/arguments.py `_add_zero_args`, training.py
@@ -323,44 +345,41 @@ def _read_deepspeed(arguments: Arguments, file: TrainingFile) -> None:
             raise NotSimulatedError(
                 f"{arguments.where}: --{flag}: zsim does not simulate it of Megatron-DeepSpeed"
             )
-    if arguments.has("num-experts"):
-        raise NotSimulatedError(
-            f"{arguments.where}: --num-experts: zsim does not simulate Megatron-DeepSpeed's"
-        )
     for flag in ("deepspeed", "deepspeed-activation-checkpointing", "no-pipeline-parallel"):
         extra.pop(flag, None)
     name = extra.pop("deepspeed_config", "")
+    if not name:
+        raise InputError(f"{arguments.where}: --deepspeed_config: missing; expected a DeepSpeed JSON")
     extra.pop("zero-stage", None)
     settings = file.settings
-    config = _written_json(arguments.documents)
-    folder = Path(arguments.where).parent
-    config = config or load_file(locate_named_file(name, folder, arguments.where, "a DeepSpeed JSON"))
-    for key in [key for key in settings if key.startswith(("strategy.", "training.recompute_"))]:
+    config = _deepspeed_json(arguments, name)
+    for key in [key for key in settings if key.startswith("strategy.")]:
         del settings[key]
     for key in [key for key in file.defaults if key.startswith("strategy.")]:
         del file.defaults[key]
-    for key in ("training.gradient_clipping", "training.optimizer"):
+    for key in ("training.gradient_clipping", *(("training.optimizer",) if "optimizer" in config else ())):
         settings.pop(key, None)
         file.defaults.pop(key, None)
     if not arguments.has("use-flash-attn") and not any(extra.pop(flag, None) is not None for flag in _FLASH):
         settings["training.attention"] = "math"
     settings["strategy.kind"], settings["strategy.config"] = "deepspeed", config
-    settings["strategy.config_name"] = name or arguments.where
+    settings["strategy.config_name"] = name
     file.program = "deepspeed"
 
 
-def _written_json(documents: Sequence[str]) -> Mapping[str, Any] | None:
-    """The last document that is a JSON of DeepSpeed's."""
-    for document in reversed(documents):
-        try:
-            content = json.loads(document)
-        except ValueError:
-            continue
-        if isinstance(content, Mapping) and {"zero_optimization", "train_micro_batch_size_per_gpu"} & {
-            *content
-        }:
-            return content
-    return None
+def _deepspeed_json(arguments: Arguments, name: str) -> Mapping[str, Any]:
+    """The JSON of this name, as the script writes it or, where it does not, as it is here."""
+    text = arguments.documents.get(os.path.normpath(name))
+    if text is None:
+        folder = Path(arguments.where).parent
+        return load_table(locate_named_file(name, folder, arguments.where, "a DeepSpeed JSON"))
+    try:
+        content: object = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{arguments.where}: {name}, as the script writes it: no JSON: {error}") from None
+    if not isinstance(content, Mapping):
+        raise InputError(f"{arguments.where}: {name}, as the script writes it: expected a JSON of keys")
+    return content
 
 
 def _gradient_dtype(arguments: Arguments, precision: str) -> str:

@@ -56,6 +56,8 @@ _OWN = (
         ("packing", bool, "whether documents fill sequences", "training.lengths"),
         ("num_processes", int, "GPUs, of `accelerate launch`, to which `trl` passes it on", "gpus"),
         ("num_machines", int, "nodes, likewise", "nodes"),
+        ("mixed_precision", str, "products without bf16 and fp16, likewise", "training.precision"),
+        ("dynamo_backend", str, "torch.compile, likewise", "training.compile"),
         ("loss_type", (str, list), "the loss, which tells the trainer as well"),
         ("beta", float, "weight of a preference loss, which tells the trainer"),
         ("precompute_ref_log_probs", bool, "whether DPO's reference has run before", "training.reference"),
@@ -102,7 +104,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     f_alpha_divergence_coef loss_weights desirable_weight undesirable_weight cpo_alpha simpo_gamma
     label_pad_token_id padding_value is_encoder_decoder bos_token ignore_bias_buffers
     preprocessing_num_workers data_files text_column streaming system_prompt benchmarks callbacks config
-    test_split_size eos mixed_precision dynamo_backend tool_* overwrite_hub_* vllm_* ref_model_*
+    test_split_size eos tool_* overwrite_hub_* vllm_* ref_model_*
     """
 )
 CONFIG_MAPPINGS = TRAINER_MAPPINGS

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zsim.programs.accelerate.read import read_compiler, read_precision
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
 from zsim.programs.huggingface.job import (
     note_full_length,
@@ -66,6 +67,11 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     is_older = values.has("max_seq_length")
     default = "fp32" if values.flag("fp16") or is_older else "bf16"
     precision = precision_of(values, default)
+    passed_on = {key: values.get(key) for key in ("mixed_precision", "dynamo_backend") if values.has(key)}
+    read_compiler(file, passed_on)
+    if precision == "fp32":  # training_args.py: the launcher's, where neither bf16 nor fp16 is on
+        read_precision(file, passed_on)
+        precision = file.settings["training.precision"]
     if not values.has("bf16", "fp16"):
         values.assume("bf16", not is_older)
     file.settings["training.precision"] = precision

@@ -14,6 +14,39 @@ MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "acto
 FSDP, MEGATRON, OPTIM = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron", f"{ACTOR}.optim"
 REFERENCE = "actor_rollout_ref.ref"
 
+# Of actor/megatron_actor.yaml and engine/megatron.yaml.
+MEGATRON_DEFAULTS = {
+    "sequence_parallel": True, "use_distributed_optimizer": True,
+    "attention_backend": "flash", "accumulate_allreduce_grads_in_fp32": True,
+}  # fmt: skip
+# Estimator of advantages (trainer/ppo/core_algos.py) -> the algorithm whose passes it has.
+ALGORITHMS = {
+    "gae": "ppo", "grpo": "grpo", "grpo_passk": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo",
+    "rloo_vectorized": "rloo", "reinforce_plus_plus": "rloo", "reinforce_plus_plus_baseline": "rloo",
+    "opo": "rloo", "gpg": "rloo",
+}  # fmt: skip
+OFFLOADS = ("param_offload", "optimizer_offload", "grad_offload")
+IDLE_FIELDS = (
+    "use_dist_checkpointing", "dist_checkpointing_path", "dist_checkpointing_prefix", "use_remove_padding",
+    "dtype", "_target_", "seed", "use_mbridge", "vanilla_mbridge",
+)  # fmt: skip
+DEGREES = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size",
+)  # fmt: skip
+# Of config/engine/megatron.yaml and not of fsdp.yaml.
+MEGATRON_KEYS = (
+    *DEGREES, "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size", "sequence_parallel",
+    "use_distributed_optimizer", "override_ddp_config", "override_transformer_config",
+    "override_mcore_model_config", "use_mbridge", "use_megatron_fsdp",
+)  # fmt: skip
+# Keys of an actor -> those of a file of fine-tuning, whose engine and optimizer stand at the top.
+ENGINE_NAMES = {
+    FSDP: "engine", MEGATRON: "engine", OPTIM: "optim", MODEL: "model",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
+}  # fmt: skip
+HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
+
 _KEYS = (
     ProgramKey("data.train_batch_size", int, "prompts of a step"),
     ProgramKey("data.gen_batch_size", int, "prompts that are drawn at once", "rl.sampling_rounds"),

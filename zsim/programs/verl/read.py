@@ -13,40 +13,15 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
+from zsim.programs.verl import keys as verl_keys
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
 from zsim.specs.formats.file_values import FileValues, silent_keys
-from zsim.specs.formats.program import YAML_SUFFIXES
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
 
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")
-# Of actor/megatron_actor.yaml and engine/megatron.yaml.
-_MEGATRON_DEFAULTS = {
-    "sequence_parallel": True, "use_distributed_optimizer": True,
-    "attention_backend": "flash", "accumulate_allreduce_grads_in_fp32": True,
-}  # fmt: skip
 _ENGINES = ("vllm", "sglang", "trtllm")
-# Estimator of advantages (trainer/ppo/core_algos.py) -> the algorithm whose passes it has.
-_ALGORITHMS = {
-    "gae": "ppo", "grpo": "grpo", "grpo_passk": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo",
-    "rloo_vectorized": "rloo", "reinforce_plus_plus": "rloo", "reinforce_plus_plus_baseline": "rloo",
-    "opo": "rloo", "gpg": "rloo",
-}  # fmt: skip
-_OFFLOADS = ("param_offload", "optimizer_offload", "grad_offload")
-_IDLE_FIELDS = (
-    "use_dist_checkpointing",
-    "dist_checkpointing_path",
-    "dist_checkpointing_prefix",
-    "use_remove_padding",
-)
-
-_DEGREES = (
-    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
-    "expert_model_parallel_size",
-)  # fmt: skip
-_HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
-
 _SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _SFT_IDLE = IDLE | silent_keys(
     "optim model.trust_remote_code model.external_lib model.use_shm use_remove_padding"
@@ -57,8 +32,9 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the actor in verl's values by key, of a file or a command line called `name`."""
     model, table = (_section(name, data, key) for key in ("model", "data"))
     if "actor_rollout_ref" not in data and ({"model", "engine"} & {*data} or "pad_mode" in table):
-        is_older = "partial_pretrain" in model
-        return (read_sft_values if is_older else read_engine_values)(name, data)
+        if "partial_pretrain" in model:
+            return read_sft_values(name, data)
+        return read_engine_values(name, data, _engine(name, data))
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
@@ -93,6 +69,16 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     return file
 
 
+def _engine(name: str, data: Mapping[str, Any]) -> str:
+    """The engine that a file's `defaults` name (sft_trainer_engine.yaml), or its own strategy."""
+    defaults = data.get("defaults")
+    for entry in defaults if isinstance(defaults, list) else ():
+        for key, value in entry.items() if isinstance(entry, Mapping) else ():
+            if str(key).endswith("engine@engine"):
+                return str(value)
+    return "megatron" if _section(name, data, "engine").get("strategy") == "megatron" else "fsdp"
+
+
 def _section(name: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The table of this key, empty where there is none."""
     table = data.get(key)
@@ -117,7 +103,7 @@ def _read_rollout(keys: FileValues, update: str) -> None:
     # Megatron's reference has the actor's, unless its own is said (config/ref/megatron_ref.yaml).
     inherited = keys.values.get(f"{section}.param_offload") if section == MEGATRON else None
     is_host = keys.values.get(section.replace(ACTOR, REFERENCE) + ".param_offload", inherited) is True
-    offloads = {name: keys.values.get(f"{section}.{name}") is True for name in _OFFLOADS}
+    offloads = {name: keys.values.get(f"{section}.{name}") is True for name in verl_keys.OFFLOADS}
     sleeps = keys.get(f"{ROLLOUT}.free_cache_engine", True)
     is_bypassed = keys.get("algorithm.rollout_correction.bypass_mode", keys.has("async_training"))
     is_unpadded = keys.get(f"{MODEL}.use_remove_padding", True)
@@ -136,7 +122,7 @@ def _read_rollout(keys: FileValues, update: str) -> None:
         response_cap=keys.get("data.max_response_length", 512),
         update=update,
         others={
-            "algorithm": _ALGORITHMS[estimator],
+            "algorithm": verl_keys.ALGORITHMS[estimator],
             "epochs": keys.count(f"{ACTOR}.ppo_epochs", 1),
             "batching": "packed" if tokens else "unpadded" if is_unpadded else "padded",
             "micro_batch_tokens": tokens,
@@ -202,7 +188,7 @@ def _note_engine(keys: FileValues) -> str | None:
     for owner, part in (("critic", "critic"), (REFERENCE, "reference")):
         differing = [
             f"{name} {value}"
-            for name in _DEGREES
+            for name in verl_keys.DEGREES
             if (value := keys.values.get(f"{owner}.megatron.{name}")) is not None
             and value != keys.values.get(f"{MEGATRON}.{name}", 1)
         ]
@@ -228,7 +214,7 @@ def _unsimulated(keys: FileValues, engine: str, estimator: str) -> str:
         return "distillation.enabled: passes of a teacher are"
     if engine not in _ENGINES:
         return f"{ROLLOUT}.name '{engine}' is"
-    if estimator not in _ALGORITHMS:
+    if estimator not in verl_keys.ALGORITHMS:
         return f"advantages by '{estimator}' are"
     return (
         "engines of several stages are" if keys.get(f"{ROLLOUT}.pipeline_model_parallel_size", 1) > 1 else ""
@@ -410,8 +396,8 @@ def _read_activation_offload(keys: FileValues) -> None:
 
 def _note_offloads(keys: FileValues, section: str) -> None:
     """Name what verl keeps on the host between the phases, and has on the GPU during an update."""
-    offloads = [name for name in _OFFLOADS if keys.values.get(f"{section}.{name}") is True]
-    keys.ignore(*(f"{section}.{name}" for name in _OFFLOADS))
+    offloads = [name for name in verl_keys.OFFLOADS if keys.values.get(f"{section}.{name}") is True]
+    keys.ignore(*(f"{section}.{name}" for name in verl_keys.OFFLOADS))
     if offloads:
         keys.file.note(
             f"{', '.join(offloads)}: on the GPU during the update; the copies before and behind it are left "
@@ -421,26 +407,17 @@ def _note_offloads(keys: FileValues, section: str) -> None:
 
 def _read_megatron(keys: FileValues) -> None:
     """Megatron-Core as verl sets it up, by the fields of its configurations."""
-    fields: dict[str, Any] = dict(_MEGATRON_DEFAULTS)
-    keys.ignore(
-        f"{MODEL}.enable_gradient_checkpointing"
-    )  # of FSDP's actor; recompute_granularity is this one's
+    fields: dict[str, Any] = dict(verl_keys.MEGATRON_DEFAULTS)
+    # Of FSDP's actor. Megatron's has recompute_granularity.
+    keys.ignore(f"{MODEL}.enable_gradient_checkpointing")
     _note_offloads(keys, MEGATRON)
     for name, value in keys.table(MEGATRON).items():
         field = name.rpartition(".")[2]
-        if field not in (
-            *_OFFLOADS,
-            *_IDLE_FIELDS,
-            "dtype",
-            "_target_",
-            "seed",
-            "use_mbridge",
-            "vanilla_mbridge",
-        ):
+        if field not in (*verl_keys.OFFLOADS, *verl_keys.IDLE_FIELDS):
             fields[field] = value
     fields |= keys.table(f"{OPTIM}.override_optimizer_config")
     if fields.get("optimizer_cpu_offload") is not True:
-        fields = {name: value for name, value in fields.items() if name not in _HOST_UPDATE}
+        fields = {name: value for name, value in fields.items() if name not in verl_keys.HOST_UPDATE}
     _check_optimizer(keys, "adam")
     read_fields(keys.file, {**fields, "bf16": True})
 
@@ -487,14 +464,21 @@ def read_engine_values(
     """
     if backend not in ("fsdp", "megatron"):
         raise NotSimulatedError(
-            f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp"
+            f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp or megatron"
         )
     file = TrainingFile(name, program="verl")
     engine, optim, model = (dict(_section(name, data, key)) for key in ("engine", "optim", "model"))
     strategy = engine.pop("strategy", backend)
-    if strategy not in _STRATEGIES:
+    strategies = [entry for entry in _STRATEGIES if entry.startswith(backend)]
+    if strategy not in strategies:
         raise NotSimulatedError(
-            f"{name}: engine.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
+            f"{name}: engine.strategy: zsim does not simulate '{strategy}' of verl's with the engine "
+            f"{backend}; expected {' or '.join(strategies)}"
+        )
+    if backend == "fsdp" and (key := next((key for key in engine if key in verl_keys.MEGATRON_KEYS), None)):
+        raise InputError(
+            f"{name}: engine.{key}: is of verl's Megatron, and the engine is fsdp; expected 'engine@engine: "
+            "megatron' in defaults, or engine=megatron in the command"
         )
     actor = {
         "strategy": strategy,
@@ -505,6 +489,24 @@ def read_engine_values(
     rest = {key: value for key, value in data.items() if key not in ("engine", "model")}
     values = {**rest, "actor_rollout_ref": {"model": model, "actor": actor}}
     keys = FileValues.nested(file, resolve_references(values), KEYS, _SFT_IDLE)
+    try:
+        _read_engine(keys, backend, strategy, gpus)
+    except (InputError, NotSimulatedError) as error:
+        raise type(error)(_file_keys(str(error))) from None
+    file.notes = [_file_keys(note) for note in file.notes]
+    return file
+
+
+def _file_keys(text: str) -> str:
+    """A message with the keys of a file of fine-tuning for those of an actor, as which it is read."""
+    for key, name in verl_keys.ENGINE_NAMES.items():
+        text = text.replace(key, name)
+    return text
+
+
+def _read_engine(keys: FileValues, backend: str, strategy: str, gpus: int | None) -> None:
+    """The settings of fine-tuning whose keys stand where those of an actor do."""
+    file = keys.file
     if gpus is None and keys.has("trainer.n_gpus_per_node"):
         gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 1)
     if gpus is not None:
@@ -530,7 +532,6 @@ def read_engine_values(
     _read_adapters(keys)
     file.note("every sequence is taken at data.max_length, its longest: training.lengths says otherwise")
     keys.finish()
-    return file
 
 
 def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
@@ -562,7 +563,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "strategy.param_dtype": "bf16",
         "strategy.reduce_dtype": "fp32",
     }
-    if keys.has("data.micro_batch_size") and Path(name).suffix in YAML_SUFFIXES:
+    if keys.has("data.micro_batch_size") and not keys.has("data.micro_batch_size_per_gpu"):
         raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
     if keys.has("data.micro_batch_size"):
         file.note(

@@ -51,6 +51,7 @@ class Mesh:
 
     def coordinate(self, axis: str) -> Ints:
         """The coordinate of every rank along an axis, which may have several parts in the box."""
+        assert axis in self.names, axis
         coordinates = np.zeros(self._box.shape, dtype=np.int64)
         for number, (name, size) in enumerate(self.axes):
             if name == axis:

@@ -261,13 +261,13 @@ class TrainingTable(StrictTable):
     )
     max_split_size_mb: int | None = Field(
         default=None, gt=20, strict=True,
-        description="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb: larger blocks are not split; left out: "
-"all are split",
+        description="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb, in MiB: larger blocks are not split; "
+        "left out: all are split",
     )  # fmt: skip
     roundup_power2_divisions: int = Field(
         default=1, ge=1, strict=True,
         description="PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions, a power of two; 1: sizes are "
-"rounded to 512 bytes",
+        "rounded to 512 bytes",
     )  # fmt: skip
     device_max_connections: int = Field(
         default=DEFAULT_CONNECTIONS, ge=1, le=MAX_CONNECTIONS, strict=True,
