@@ -383,3 +383,20 @@ def test_a_scripts_own_key_that_changes_what_is_trained_is_refused(tmp_path: Pat
     with pytest.raises(NotSimulatedError, match=rf"{line.split(':')[0]} .*a script's own"):
         read_text(tmp_path, f"{FULL}{line}\n")
     read_text(tmp_path, f"{FULL}{line.split(':')[0]}: false\ntokenizer_revision: main\n")
+
+
+def test_scripts_of_older_releases_say_length_and_kernels_by_other_names(tmp_path: Path) -> None:
+    """`max_seq_len` of scripts that pass it on, `use_liger` until TRL 0.16, `evaluation_strategy` before
+    transformers 4.46.
+    """
+    text = FULL.replace("max_length: 2048", "max_seq_len: 4096\nuse_liger: true")
+    training = read_text(tmp_path, text, model=None).training
+    assert (training.sequence_length, training.liger) == (4096, True)
+    assert training.software == "transformers 4.57"
+    assert training.cross_entropy is None
+    older = read_text(
+        tmp_path, FULL.replace("gradient_checkpointing: true", "evaluation_strategy: epoch"), model=None
+    ).training
+    assert (older.activation_checkpointing, older.software) == ("none", "transformers 4.57")
+    newer = read_text(tmp_path, FULL.replace("torch_dtype", "dtype"), model=None).training
+    assert newer.software == "transformers 5.23"

@@ -118,7 +118,7 @@ def launched(source: ProgramSource) -> Launch | None:
     if not launches:
         return None
     launch = launches[-1]
-    launch.notes += ran.notes
+    launch.notes += dict.fromkeys(ran.notes)
     if len(launches) > 1:
         launch.notes.append(f"{len(launches)} commands start a training; the last one is simulated")
     return launch

@@ -44,7 +44,6 @@ from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
-_LENGTH = "model_max_length"  # of scripts after Stanford Alpaca's, which cut and pad to it
 _FILES = (".yaml", ".yml", ".json", ".toml")
 # Part of a target's name -> the program whose flags or file it takes.
 _TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
@@ -62,7 +61,16 @@ _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_SFT = "fsdp_sft_trainer"
 _VERL_ENGINE_SFT = (".sft_trainer", ".sft_trainer_ray")
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
-_OPEN_INSTRUCT = "open_instruct/"
+# Part of what a command names -> the program of that name, whose trainers have arguments of their own.
+_UNREAD = {"open_instruct/": "Open Instruct", "align_anything": "Align-Anything"}
+# Parts of names of people's own scripts whose job their flags do not say.
+_OTHER_JOB_NAME = re.compile(
+    r"lora|peft|adapter|distil|train_reward|reward_(model|train)|rerank|(?<![a-z])(dpo|ppo|grpo|kto|rm)(?![a-z])"
+)
+_WEIGHTY_FLAG = re.compile(
+    r"batch|seq_?len|max_len|max_length|block_size|lora|peft|adapter|accum|checkpointing|precision|bits?$|quant"
+    r"|(^|_)(bs|bf16|fp16|dtype|optim|optimizer|stage)$"
+)
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -115,10 +123,11 @@ def _started(launch: Launch) -> TrainingFile:
     )
     if launch.launcher in _TRAINERS:
         program = _TRAINERS[launch.launcher]
-    if any(_OPEN_INSTRUCT in word for word in (launch.target, *launch.words)):
+    named = (launch.target, *launch.words)
+    if title := next((_UNREAD[part] for part in _UNREAD if any(part in word for word in named)), None):
         raise NotSimulatedError(
-            f"{launch.where}: {launch.target}: is of Open Instruct, whose trainers zsim does not read; write "
-            "an experiment file with its settings"
+            f"{launch.where}: {launch.target}: is of {title}, whose trainers zsim does not read; write an "
+            "experiment file with its settings"
         )
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
@@ -126,12 +135,14 @@ def _started(launch: Launch) -> TrainingFile:
         program = _owner(values)
     if program is None:
         return _own_script(launch, values)
+    name = Path(launch.target).stem.lower()
+    if program is TRAINER and _OTHER_JOB_NAME.search(name):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: is a script whose name says another job than its flags do, "
+            "which zsim does not read; write an experiment file"
+        )
     values = {**_defaults(launch), **values, **_drop_ray_workers(launch, program)}
-    length = values.pop(_LENGTH, None)
-    file = _read_flags(launch, program, values)
-    if isinstance(length, int) and length > 0:
-        file.settings.setdefault("training.sequence_length", length)
-    return file
+    return _read_flags(launch, program, values)
 
 
 def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
@@ -329,9 +340,7 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
     json = values.get("deepspeed_config", values.get("deepspeed"))
     if launch.launcher == "accelerate":
         file = TrainingFile(launch.where, program="accelerate")
-        names = [f"--{name}" for name in values]
-        if names:
-            file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
+        _note_flags(file, launch, values)
         return file
     if isinstance(recipe := values.get("recipe"), str) and launch.target.endswith("run_recipe.py"):
         raise NotSimulatedError(
@@ -349,10 +358,27 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
     file.settings["strategy.config"] = str(
         locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON")
     )
-    names = [f"--{name}" for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")]
-    if names:
-        file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
+    _note_flags(
+        file,
+        launch,
+        [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")],
+    )
     return file
+
+
+def _note_flags(file: TrainingFile, launch: Launch, names: Iterable[str]) -> None:
+    """Name the flags of a script of one's own.
+
+    Raises NotSimulatedError for one that by its name says the batch, the length, or what is trained.
+    """
+    if name := next((name for name in names if _WEIGHTY_FLAG.search(name)), None):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: --{name}: is a script's own, and a step may depend on "
+            "it; zsim knows flags of TrainingArguments and programs on top of them: write an experiment "
+            "file, or give the launcher's file alone"
+        )
+    if flags := [f"--{name}" for name in names]:
+        file.note(f"{launch.target}: its own flags are not read: {', '.join(flags)}")
 
 
 def _add_machines(file: TrainingFile, launch: Launch) -> None:

@@ -98,6 +98,9 @@ RENAMED = {
     "use_dynamic_batch": "train.dynamic_batch_enable",
     "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
     "ref_offload": "ref.offload", "ref_pretrain": "ref.model_name_or_path",
+    "colocate_actor_ref": "train.colocate_actor_ref", "remote_rm_url": "reward.remote_url",
+    "reward_pretrain": "reward.model_name_or_path",
+    "colocate_critic_reward": "train.colocate_critic_reward",
     "advantage_estimator": "algo.advantage.estimator", "init_kl_coef": "algo.kl.init_coef",
 }  # fmt: skip
 # Flags of other phases, or without effect on an update.

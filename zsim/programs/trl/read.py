@@ -12,6 +12,7 @@ from typing import Any
 
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
 from zsim.programs.huggingface.job import (
+    is_of_release_4,
     note_full_length,
     precision_of,
     read_attention,
@@ -31,11 +32,13 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.trl.rollout import ROLLOUTS, read_lengths, read_rollout
-from zsim.specs.experiment.training.software import LAST_OF_MODULES, NEWEST
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _LENGTH = 1024
+# Names of the tokens of a sequence: TRL's today and until 0.19, and those of scripts that pass it on.
+_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "model_max_length")
+_OLDER_KEYS = ("torch_dtype", "max_seq_length", "max_seq_len")  # of releases that ran on transformers 4
 PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO", "simpo": "SimPO"}
 _OLDER = "TRL before 0.19"
 
@@ -63,7 +66,7 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     read_model(values, "model_name_or_path", is_quantised=is_quantised)
     read_batch(values)
     # 0.19 took bf16 and checkpoints where nothing is said (a222aeb4), 0.20 no more max_seq_length (e102ac8d).
-    is_older = values.has("max_seq_length")
+    is_older = values.has("max_seq_length", "max_seq_len", "evaluation_strategy")
     default = "fp32" if values.flag("fp16") or is_older else "bf16"
     precision = precision_of(values, default)
     if not values.has("bf16", "fp16"):
@@ -77,9 +80,10 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
             raise values.lack("activation_offloading", "all activations on the host until backward")
         file.settings["training.checkpoint_offload"] = "stream"
     values.read("torch_compile")
-    read_liger(values)
+    has_liger = values.flag("use_liger_kernel") or values.flag("use_liger")
+    read_liger(values, "use_liger_kernel" if values.has("use_liger_kernel") else "use_liger")
     if trainer == "sft":
-        _read_loss(values)
+        _read_loss(values, has_liger=has_liger)
     if has_rollout:
         read_lengths(values)
     else:
@@ -110,7 +114,7 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
         read_rewards(values, has_adapters=has_adapters)
     if has_rollout:
         read_rollout(values, trainer)
-    write_release(values, LAST_OF_MODULES if _is_older(values) else NEWEST)
+    write_release(values, *_OLDER_KEYS)
     _read_machines(values)
     values.finish(_OLDER if is_older else RELEASE)
     return file
@@ -159,10 +163,10 @@ def _refuse_trainer(values: FileValues, trainer: str) -> None:
         )
 
 
-def _read_loss(values: FileValues) -> None:
+def _read_loss(values: FileValues, *, has_liger: bool) -> None:
     """Read the loss of SFT, which TRL 1.10 takes in chunks where the file does not say."""
     loss = values.get("loss_type")
-    if values.flag("use_liger_kernel") or _is_older(values):
+    if has_liger or is_of_release_4(values, *_OLDER_KEYS):
         return  # Liger has one of its own, and older releases log no entropy
     if loss not in (None, "chunked_nll"):
         values.choose("loss_type", "nll", ("nll", "dft", "chunked_nll"))
@@ -176,14 +180,8 @@ def _read_loss(values: FileValues) -> None:
         )
 
 
-def _is_older(values: FileValues) -> bool:
-    """Whether a file is of a release that ran on transformers 4."""
-    return values.has("torch_dtype") or values.has("max_seq_length")
-
-
 def _read_length(values: FileValues) -> None:
-    keys = ("max_length", "max_seq_length")
-    key = next((key for key in keys if key in values.values), "max_length")
+    key = next((key for key in _LENGTHS if key in values.values), _LENGTHS[0])
     if key in values.values and values.values[key] is None:
         values.file.note(f"{key}: no limit, so the sequence is as long as the experiment says")
     else:

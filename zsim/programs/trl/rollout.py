@@ -41,7 +41,10 @@ def read_rollout(values: FileValues, trainer: str) -> None:
             "TRL takes one of them"
         )
     if not values.flag("use_vllm"):
-        skip_rollout(file, "completions without vLLM (use_vllm) are not simulated", _UPDATE)
+        passes = (
+            ", and passes of the reference (beta)," if values.number("beta", ROLLOUTS[trainer][1]) else ""
+        )
+        skip_rollout(file, f"completions without vLLM (use_vllm){passes} are not simulated", _UPDATE)
         return
     per_gpu = values.count("per_device_train_batch_size", 8) or 8
     accumulation = values.count("gradient_accumulation_steps", 1) or 1

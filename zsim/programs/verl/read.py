@@ -61,6 +61,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         return (read_sft_values if is_older else read_engine_values)(name, data)
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
+    if keys.values.get("trainer.val_only") is True:
+        raise InputError(f"{name}: trainer.val_only true: trains nothing; expected a command that trains")
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
     file.settings |= {"nodes": keys.count("trainer.nnodes", 1), "gpus": gpus}
     keys.read_model(f"{MODEL}.path")
@@ -224,6 +226,8 @@ def _unsimulated(keys: FileValues, engine: str, estimator: str) -> str:
         return f"trainer.v1.trainer_mode '{mode}' is"
     if keys.has("reward_model.prime_model", "data.n_samples"):
         return "reward_model.prime_model, data.n_samples: samples and rewards of PRIME's fork are"
+    if keys.values.get(f"{ROLLOUT}.n_agent") not in (None, 1):
+        return f"{ROLLOUT}.n_agent: turns of an agent of Search-R1's fork are"
     if keys.get("distillation.enabled", False):
         return "distillation.enabled: passes of a teacher are"
     if engine not in _ENGINES:
@@ -315,7 +319,10 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
     file = keys.file
     length = keys.get("data.max_prompt_length", 512) + keys.get("data.max_response_length", 512)
     file.settings["training.sequence_length"] = length
-    prompts, responses = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256), keys.count(f"{ROLLOUT}.n", 1)
+    responses, batch = keys.count(f"{ROLLOUT}.n", 1), keys.get("data.train_batch_size", 1024)
+    prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256)
+    if batch and keys.get(f"{ACTOR}.use_dynamic_bsz", False):
+        prompts = min(prompts, batch)  # verl cuts what there is, and checks only batches by sequences
     sequences = prompts * responses
     file.global_batch_size = sequences
     model_ranks = _model_ranks(file)
@@ -332,9 +339,7 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
             f"use_dynamic_bsz"
         )
     file.settings["training.micro_batch_size"] = micro
-    updates = max(1, keys.get("data.train_batch_size", 1024) // prompts) * keys.count(
-        f"{ACTOR}.ppo_epochs", 1
-    )
+    updates = max(1, batch // prompts) * keys.count(f"{ACTOR}.ppo_epochs", 1)
     return f"one of {updates} of the actor, over {sequences:,} sequences of {length:,} tokens, the longest"
 
 
