@@ -560,3 +560,32 @@ def test_a_mode_that_trains_adapters_is_another_job(folder: Path) -> None:
 def test_evaluations_and_other_peoples_trainers_are_refused(folder: Path, command: str, words: str) -> None:
     with pytest.raises((InputError, NotSimulatedError), match=words):
         read(command)
+
+
+def test_the_trainers_fsdp_was_of_version_1_before_release_5(folder: Path) -> None:
+    command = f"torchrun --nproc_per_node 8 train.py {FLAGS} --fsdp 'full_shard auto_wrap'"
+    assert read(command).strategy.kind == "fsdp2"
+    for flag in ("--evaluation_strategy no", "--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer"):
+        older = of_kind(read(f"{command} {flag}").strategy, Fsdp1Table)
+        assert older.sharding_strategy == "FULL_SHARD"
+
+
+def test_transformers_examples_are_the_trainers_and_torchrun_starts_one_process(folder: Path) -> None:
+    found = read(f"torchrun run_mlm.py {FLAGS} --dataset_name wikitext --max_seq_length 512")
+    assert (found.program, found.gpus, found.training.sequence_length) == ("transformers", 1, 512)
+    assert found.training.activation_checkpointing == "none"
+    assert any("torchrun starts one process" in note for note in found.notes)
+
+
+def test_a_script_behind_a_launchers_is_no_training(folder: Path) -> None:
+    """The name of the launcher's script tells TRL's trainer."""
+    (folder / "job.yaml").write_text(
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B\ndataset_name: x\nper_device_train_batch_size: 1\n"
+    )
+    (folder / "run.sh").write_text(
+        "accelerate launch --config_file fsdp.yaml run_dpo.py --config job.yaml\n"
+        "python model_save.py --config job.yaml\n"
+    )
+    found = read("run.sh")
+    assert (found.strategy.kind, found.gpus, found.training.reference) == ("fsdp2", 16, "copy")
+    assert not any("commands start a training" in note for note in found.notes)

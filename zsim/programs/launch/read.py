@@ -37,7 +37,7 @@ from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
 from zsim.specs.experiment.programs import programs
-from zsim.specs.formats.config_file import change_values, flatten, load_table
+from zsim.specs.formats.config_file import change_values, flatten, load_table, read_file
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
 from zsim.specs.formats.safe_yaml import load_yaml
@@ -63,6 +63,7 @@ _VERL_ENGINE_SFT = (".sft_trainer", ".sft_trainer_ray")
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
 # Part of what a command names -> the program of that name, whose trainers have arguments of their own.
 _UNREAD = {"open_instruct/": "Open Instruct", "align_anything": "Align-Anything"}
+_EXAMPLES = re.compile(r"run_(clm|mlm|plm|fim)\.py")  # transformers' examples/pytorch/language-modeling
 # Parts of names of people's own scripts whose job their flags do not say.
 _OTHER_JOB_NAME = re.compile(
     r"lora|peft|adapter|distil|train_reward|reward_(model|train)|rerank|(?<![a-z])(dpo|ppo|grpo|kto|rm)(?![a-z])"
@@ -132,7 +133,7 @@ def _started(launch: Launch) -> TrainingFile:
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
     if program is None:
-        program = _owner(values)
+        program = TRAINER if _EXAMPLES.fullmatch(Path(launch.target).name) else _owner(values)
     if program is None:
         return _own_script(launch, values)
     name = Path(launch.target).stem.lower()
@@ -149,10 +150,15 @@ def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, A
     if program is TRL:
         from zsim.programs.trl.read import read_values as read_trl
 
-        script = Path(launch.target.replace(".scripts.", "/")).name.removesuffix(".py")  # trl/scripts/dpo.py
-        trainer = script if script in TRAINERS["trl"] else ""
-        return read_trl(launch.where, values, trainer)
+        return read_trl(launch.where, values, _trl_trainer(launch))
     return _reader(program)(launch.where, values)
+
+
+def _trl_trainer(launch: Launch) -> str:
+    """The trainer that the name of TRL's script, or of one after it, says (scripts/dpo.py, run_orpo.py)."""
+    from zsim.programs.trl.read import trainer_in_name
+
+    return trainer_in_name(Path(launch.target.replace(".scripts.", "/")))
 
 
 def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
@@ -270,6 +276,13 @@ def _read_named_file(
         if launch.launcher == "trl":
             changes |= dict.fromkeys(_pass_on(launch, str(path), content))
         defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
+        if owner is TRL and (trainer := _trl_trainer(launch)):
+            from zsim.programs.trl.read import read_values as read_trl
+
+            def read_script(name: str, values: Mapping[str, Any]) -> TrainingFile:
+                return read_trl(name, values, trainer)
+
+            return read_file(source.text, read_script, changes)
         return owner.read_changed(source, {**defaults, **changes})
     if not owner.file_nouns or owner.is_script:
         return owner.read(source)
@@ -391,6 +404,9 @@ def _add_machines(file: TrainingFile, launch: Launch) -> None:
         include.partition(":")[2] or variables.get("CUDA_VISIBLE_DEVICES", "")
     )
     nodes = parse_whole_number(str(nodes_text).partition(":")[0])
+    if launch.launcher == "torchrun" and not text and not gpus:
+        gpus = 1
+        file.note("torchrun starts one process of a node where nothing says how many: --gpus says otherwise")
     if nodes and gpus:
         file.settings |= {"nodes": nodes, "gpus": nodes * gpus}
     elif nodes and nodes > 1:

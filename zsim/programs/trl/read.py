@@ -6,6 +6,7 @@ Read in TRL 1.10.0.dev0 (f2cd5771): scripts/sft.py and dpo.py, trainer/*_config.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,6 @@ def trainer_of(values: FileValues) -> str:
     """The trainer that a file's keys tell, "sft" where they tell none."""
     loss = values.get("loss_type")
     losses = {str(entry) for entry in loss} if isinstance(loss, list) else {str(loss)}
-    folder = Path(values.file.name).parent.name.lower()
     for trainer, marks in (
         ("ppo", trl_keys.PPO_MARKS),
         ("grpo", trl_keys.GRPO_MARKS),
@@ -144,10 +144,20 @@ def trainer_of(values: FileValues) -> str:
             return trainer
     if values.get("lora_task_type") == "SEQ_CLS":
         return "reward"
+    if (name := trainer_in_name(Path(values.file.name))) not in ("", "sft"):
+        return name
     has_preference = any(values.has(mark) for mark in trl_keys.PREFERENCE_MARKS)
-    if has_preference and folder == "orpo":
-        return "orpo"
     return "dpo" if has_preference or losses & set(trl_keys.PREFERENCE_LOSSES) else "sft"
+
+
+def trainer_in_name(path: Path) -> str:
+    """The trainer in the name of a script or of a file, or the one that its folder is called by."""
+    trainers = (*PREFERENCES, *ROLLOUTS, "kto", "reward", "sft")
+    words = {word for word in re.split(r"[^a-z]+", path.stem.lower()) if word in trainers}
+    if len(words) == 1:
+        return words.pop()
+    folder = path.parent.name.lower()
+    return folder if folder in trainers else ""
 
 
 _STEPS = {

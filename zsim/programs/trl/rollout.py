@@ -9,6 +9,7 @@ every GPU, so that its prompts follow from the number of GPUs.
 from __future__ import annotations
 
 from zsim.errors import InputError
+from zsim.programs.huggingface.job import is_of_release_4
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.specs.formats.file_values import FileValues
 
@@ -34,7 +35,8 @@ def read_rollout(values: FileValues, trainer: str) -> None:
     file = values.file
     steps, iterations = values.count("steps_per_generation"), values.count("num_iterations", 1) or 1
     completions = values.count("generation_batch_size")
-    mode = values.choose("vllm_mode", "colocate", _MODES)
+    is_older = is_of_release_4(values, "torch_dtype")  # TRL before 1.0 gave engines GPUs of their own
+    mode = values.choose("vllm_mode", "server" if is_older else "colocate", _MODES)
     if steps and completions:
         raise InputError(
             f"{file.name}: generation_batch_size: stands beside steps_per_generation, which says the same; "
@@ -51,7 +53,8 @@ def read_rollout(values: FileValues, trainer: str) -> None:
     if mode == "server":
         file.rollout_gpus = 1
         file.note(
-            "vllm_mode server: the file does not say how many GPUs serve, so one does beside those that "
+            f"vllm_mode server{'' if values.has('vllm_mode') else ', the default before TRL 1.0'}: the file "
+            "does not say how many GPUs serve, so one does beside those that "
             "train: rl.rollout.gpus and rl.rollout.tensor say otherwise"
         )
 

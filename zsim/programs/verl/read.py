@@ -550,6 +550,10 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     keys = FileValues.nested(file, resolve_references(data), KEYS, _SFT_IDLE)
     settings = file.settings
     strategy = keys.get("model.strategy", "fsdp2")
+    if not keys.has("model.strategy"):
+        file.note(
+            "model.strategy: taken as fsdp2, the default since May 2025, before which there was FSDP1 alone"
+        )
     if strategy not in _SFT_KINDS:
         raise NotSimulatedError(
             f"{name}: model.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
