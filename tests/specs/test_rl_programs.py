@@ -541,3 +541,16 @@ def test_verls_dynamic_update_takes_no_more_prompts_than_a_step_has() -> None:
     assert there(launched(f"{command} actor_rollout_ref.rollout.n_agent=1").rl).samples_per_prompt == 8
     with pytest.raises(InputError, match=r"trainer\.val_only true: trains nothing"):
         launched(f"{command} +trainer.val_only=true")
+
+
+def test_verls_fsdp_reduces_in_the_type_that_the_file_says() -> None:
+    command = (
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+    )
+    key = "+actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    assert of_kind(launched(command).strategy, Fsdp1Table).reduce_dtype == "fp32"
+    strategy = of_kind(launched(f"{command} {key}.reduce_dtype=bfloat16").strategy, Fsdp1Table)
+    assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "bf16")
+    with pytest.raises(NotSimulatedError, match=r"mixed_precision\.param_dtype: .* 'fp16'"):
+        launched(f"{command} {key}.param_dtype=fp16")

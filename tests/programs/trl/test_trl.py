@@ -421,3 +421,9 @@ def test_a_files_name_or_folder_tells_the_trainer(
     (tmp_path / "dpo").mkdir()
     training = read_text(tmp_path, FULL.replace("packing: true\n", ""), f"{name}.yaml").training
     assert (training.micro_batch_size, training.reference) == (micro_batch, reference)
+
+
+@pytest.mark.parametrize("line", ["model_config: {hidden_size: 1024}", "spectrum_config_path: x.yaml"])
+def test_keys_of_a_script_that_change_the_model_are_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(NotSimulatedError, match="is a script's own"):
+        read_text(tmp_path, f"{FULL}{line}\n", model=None)

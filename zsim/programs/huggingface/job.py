@@ -23,7 +23,7 @@ _KERNELS = {
 _OTHER_JOB = re.compile(
     r"lora|adapter|freeze|frozen|(^|_)tune_|(?<!re)vision|tower|teacher|distill|peft|bnb|[48]bit|rollout"
     r"|sequence_parallel|ulysses|ring_att|num_experts|pissa|galore|medusa|mtp|fp8|vllm|passage|negatives"
-    r"|contrast|pooling|spectrum|custom(ized)?_optim"
+    r"|contrast|pooling|spectrum|^model_config$|custom(ized)?_optim"
 )
 # Values of such keys that say so, as `train_mode: qlora` does.
 _OTHER_MODES = re.compile(

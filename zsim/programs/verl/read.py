@@ -370,6 +370,7 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
         "strategy.reduce_dtype": "fp32",
         "training.optimizer_implementation": "foreach",
     }
+    keys.read(f"{FSDP}.mixed_precision.param_dtype", f"{FSDP}.mixed_precision.reduce_dtype")
     keys.file.defaults["strategy.no_sync"] = False
     if strategy == "fsdp2":
         keys.file.defaults["strategy.wrapping"] = "huggingface"
