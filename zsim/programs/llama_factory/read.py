@@ -185,8 +185,8 @@ def _read_checkpointing(values: FileValues) -> None:
 
 
 def _precision(values: FileValues, *, is_full: bool) -> str:
-    """The type of products. With neither bf16 nor fp16 frozen weights compute in the type of their checkpoint,
-    and trained ones in fp32 (model/patcher.py `patch_config`, model/adapter.py `init_adapter`).
+    """The type of products. With neither bf16 nor fp16 frozen weights compute in the checkpoint's type, and
+    trained ones in fp32 (model/patcher.py `patch_config`, model/adapter.py `init_adapter`).
     """
     precision = "bf16" if values.flag("pure_bf16") else precision_of(values)
     if precision == "fp32" and not is_full and not values.has("deepspeed"):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.huggingface.adapters import adapter_settings
 from zsim.programs.huggingface.job import read_preferences
 from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
@@ -200,13 +201,7 @@ def _read_adapters(keys: FileValues) -> None:
         keys.get("ds.load_in_4bit", False),
     )
     if rank > 0:
-        keys.file.settings |= {
-            "training.lora.rank": rank,
-            "training.lora.alpha": alpha,
-            "training.lora.targets": targets
-            if isinstance(targets, list) or targets == "all-linear"
-            else [targets],
-        }
+        keys.file.settings |= adapter_settings(rank, alpha, targets)
         if is_quantized:
             keys.file.settings["training.lora.quantized"] = "nf4"
     elif is_quantized:

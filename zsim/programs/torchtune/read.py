@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
+from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_quantisation
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
@@ -265,9 +265,5 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     if settings["training.precision"] == "bf16":
         keep_adapters_in_bf16(settings)
     if is_quantised:
-        settings |= {
-            "training.lora.quantized": "nf4",
-            "training.lora.double_quantization": True,
-            "training.lora.preparation": "none",
-        }
+        write_quantisation(values, double=True)
         values.file.note("torchao's NF4Tensor is simulated as bitsandbytes' 4 bits with quantised scales")

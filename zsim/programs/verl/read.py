@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.huggingface.adapters import adapter_settings
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
@@ -47,7 +48,6 @@ _DEGREES = (
 )  # fmt: skip
 _HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
-_SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _SFT_IDLE = IDLE | silent_keys(
     "optim model.trust_remote_code model.external_lib model.use_shm use_remove_padding"
 )
@@ -355,6 +355,24 @@ def _model_ranks(file: TrainingFile) -> int:
     return ranks
 
 
+def _set_fsdp(file: TrainingFile, strategy: str) -> None:
+    """What every trainer of verl's has: types, reductions in each micro-batch, and units."""
+    file.settings |= {
+        "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
+        "strategy.param_dtype": "bf16",
+        "strategy.reduce_dtype": "fp32",
+        "training.optimizer_implementation": "foreach",
+    }
+    file.defaults["strategy.no_sync"] = False
+    if strategy == "fsdp2":
+        file.defaults["strategy.wrapping"] = "huggingface"
+
+
+def _read_context(keys: FileValues, key: str) -> None:
+    if (context := keys.count(key, 1)) > 1:
+        keys.file.settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
+
+
 def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
     """FSDP1 or FSDP2, which reduce after every micro-batch, in fp32, and prefetch as torch does."""
     settings = keys.file.settings
@@ -364,16 +382,8 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
             f"{keys.file.name}: {FSDP}.dtype: zsim does not simulate {product_dtype} of verl's; expected "
             f"bfloat16"
         )
-    settings |= {
-        "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
-        "strategy.param_dtype": "bf16",
-        "strategy.reduce_dtype": "fp32",
-        "training.optimizer_implementation": "foreach",
-    }
+    _set_fsdp(keys.file, strategy)
     keys.read(f"{FSDP}.mixed_precision.param_dtype", f"{FSDP}.mixed_precision.reduce_dtype")
-    keys.file.defaults["strategy.no_sync"] = False
-    if strategy == "fsdp2":
-        keys.file.defaults["strategy.wrapping"] = "huggingface"
     keys.read(f"{FSDP}.model_dtype", f"{MODEL}.enable_gradient_checkpointing")
     keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
     size = keys.get(f"{FSDP}.fsdp_size", -1)
@@ -399,9 +409,7 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
         settings["strategy.forward_prefetch"] = keys.get(f"{FSDP}.forward_prefetch", False)
         keys.ignore(f"{FSDP}.offload_policy")
     _check_optimizer(keys, "AdamW")
-    context = keys.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
-    if context > 1:
-        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
+    _read_context(keys, f"{ACTOR}.ulysses_sequence_parallel_size")
     _note_offloads(keys, FSDP)
 
 
@@ -462,25 +470,19 @@ def _check_optimizer(keys: FileValues, usual: str) -> None:
         )
 
 
-def _read_adapters(keys: FileValues) -> None:
-    rank, alpha = keys.get(f"{MODEL}.lora_rank", 0), keys.get(f"{MODEL}.lora_alpha", 16)
-    targets = keys.get(f"{MODEL}.target_modules", "all-linear")
+def _read_adapters(keys: FileValues, model: str = MODEL, dtype: str = f"{FSDP}.model_dtype") -> bool:
+    """Read the adapters below `model`. FSDP keeps frozen weights as trained ones are loaded, of type `dtype`.
+
+    Returns whether there are any.
+    """
+    rank, alpha = keys.get(f"{model}.lora_rank", 0), keys.get(f"{model}.lora_alpha", 16)
+    targets = keys.get(f"{model}.target_modules", "all-linear")
     if rank > 0:
-        keys.file.settings |= {
-            "training.lora.rank": rank,
-            "training.lora.alpha": alpha,
-            "training.lora.targets": targets
-            if targets == "all-linear" or isinstance(targets, list)
-            else [targets],
-        }
-        if str(keys.file.settings["strategy.kind"]).startswith("fsdp"):
-            _read_frozen_type(keys, f"{FSDP}.model_dtype")
-
-
-def _read_frozen_type(keys: FileValues, key: str) -> None:
-    """The type of frozen weights, which are kept as the trained ones are loaded: in fp32 by default."""
-    if keys.get(key, "fp32") in ("fp32", "float32", None):
-        keys.file.settings["training.frozen_dtype"] = "fp32"
+        keys.file.settings |= adapter_settings(rank, alpha, targets)
+        is_sharded = keys.file.settings["strategy.kind"] != "megatron"
+        if is_sharded and keys.get(dtype, "fp32") in ("fp32", "float32"):
+            keys.file.settings["training.frozen_dtype"] = "fp32"
+    return rank > 0
 
 
 def read_engine_values(
@@ -555,7 +557,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         file.note(
             "model.strategy: taken as fsdp2, the default since May 2025, before which there was FSDP1 alone"
         )
-    if strategy not in _SFT_KINDS:
+    if strategy not in ("fsdp", "fsdp2"):
         raise NotSimulatedError(
             f"{name}: model.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
         )
@@ -567,11 +569,8 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "training.sequence_length": keys.count("data.max_length", 1024),
         "training.micro_batch_size": keys.count("data.micro_batch_size_per_gpu", 4),
         "training.precision": "bf16",
-        "training.optimizer_implementation": "foreach",
-        "strategy.kind": _SFT_KINDS[strategy],
-        "strategy.param_dtype": "bf16",
-        "strategy.reduce_dtype": "fp32",
     }
+    _set_fsdp(file, strategy)
     if keys.has("data.micro_batch_size") and Path(name).suffix in YAML_SUFFIXES:
         raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
     if keys.has("data.micro_batch_size"):
@@ -579,30 +578,15 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             "data.micro_batch_size: older releases cut it over the ranks; micro_batch_size_per_gpu counts"
         )
     file.global_batch_size = keys.count("data.train_batch_size", 256)
-    file.defaults["strategy.no_sync"] = False
-    if settings["strategy.kind"] == "fsdp2":
-        file.defaults["strategy.wrapping"] = "huggingface"
     file.epochs = keys.count("trainer.total_epochs", 4)
     keys.read("model.fsdp_config.model_dtype")
     offloads = keys.get("model.fsdp_config.offload_params", False)
     if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
         settings["strategy.cpu_offload"] = True
-    context = keys.count("ulysses_sequence_parallel_size", 1)
-    if context > 1:
-        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
-    rank = keys.get("model.lora_rank", 0)
-    if rank > 0:
-        targets = keys.get("model.target_modules", "all-linear")
-        settings |= {
-            "training.lora.rank": rank,
-            "training.lora.alpha": keys.get("model.lora_alpha", 16),
-            "training.lora.targets": [targets]
-            if targets != "all-linear" and isinstance(targets, str)
-            else targets,
-        }
-        _read_frozen_type(keys, "model.fsdp_config.model_dtype")
-        if strategy == "fsdp":
-            file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
+    _read_context(keys, "ulysses_sequence_parallel_size")
+    has_adapters = _read_adapters(keys, "model", "model.fsdp_config.model_dtype")
+    if has_adapters and strategy == "fsdp":
+        file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
     is_packed = keys.values.get("use_remove_padding") is True
     file.note(f"every sequence is {'taken at' if is_packed else 'padded to'} data.max_length")
     keys.finish()
