@@ -589,3 +589,12 @@ def test_a_script_behind_a_launchers_is_no_training(folder: Path) -> None:
     found = read("run.sh")
     assert (found.strategy.kind, found.gpus, found.training.reference) == ("fsdp2", 16, "copy")
     assert not any("commands start a training" in note for note in found.notes)
+
+
+def test_accelerates_deepspeed_takes_optimizers_that_no_json_has(folder: Path) -> None:
+    (folder / "zero2.yaml").write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+        "deepspeed_config: {zero_stage: 2}\n"
+    )
+    found = read(f"accelerate launch --config_file zero2.yaml train.py {FLAGS} --optim paged_adamw_8bit")
+    assert resolve(found).training.optimizer == "paged-adamw-8bit"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.job import leave_row_counts
 from zsim.programs.huggingface.models import write_types
+from zsim.programs.huggingface.optimizers import allow_optimizer
 from zsim.programs.huggingface.strategies import NO_ENGINE
 from zsim.programs.launch.commands import (
     FLAG_MARKS,
@@ -143,22 +145,7 @@ def _started(launch: Launch) -> TrainingFile:
             "which zsim does not read; write an experiment file"
         )
     values = {**_defaults(launch), **values, **_drop_ray_workers(launch, program)}
-    return _read_flags(launch, program, values)
-
-
-def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
-    if program is TRL:
-        from zsim.programs.trl.read import read_values as read_trl
-
-        return read_trl(launch.where, values, _trl_trainer(launch))
-    return _reader(program)(launch.where, values)
-
-
-def _trl_trainer(launch: Launch) -> str:
-    """The trainer that the name of TRL's script, or of one after it, says (scripts/dpo.py, run_orpo.py)."""
-    from zsim.programs.trl.read import trainer_in_name
-
-    return trainer_in_name(Path(launch.target.replace(".scripts.", "/")))
+    return _reader(program, launch)(launch.where, values)
 
 
 def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
@@ -243,10 +230,14 @@ def _composed(launch: Launch, folder: str, name: str, said_by: str, depth: int) 
     return merged
 
 
-def _reader(program: TrainingProgram) -> Reader:
-    """The function that reads values by key of a program."""
+def _reader(program: TrainingProgram, launch: Launch) -> Reader:
+    """The function that reads values by key of a program. TRL's takes the trainer that the name of the script
+    says (trl/scripts/dpo.py, run_orpo.py).
+    """
     module = program.reading_module()
     reader: Reader = module.read_values
+    if program is TRL:
+        return partial(reader, trainer=module.trainer_in_name(Path(launch.target.replace(".scripts.", "/"))))
     return reader
 
 
@@ -276,17 +267,12 @@ def _read_named_file(
         if launch.launcher == "trl":
             changes |= dict.fromkeys(_pass_on(launch, str(path), content))
         defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
-        if owner is TRL and (trainer := _trl_trainer(launch)):
-            from zsim.programs.trl.read import read_values as read_trl
-
-            def read_script(name: str, values: Mapping[str, Any]) -> TrainingFile:
-                return read_trl(name, values, trainer)
-
-            return read_file(source.text, read_script, changes)
-        return owner.read_changed(source, {**defaults, **changes})
+        return read_file(source.text, _reader(owner, launch), {**defaults, **changes})
     if not owner.file_nouns or owner.is_script:
         return owner.read(source)
-    return _reader(owner)(str(path), change_values({**_defaults(launch), **load_table(path)}, changes))
+    return _reader(owner, launch)(
+        str(path), change_values({**_defaults(launch), **load_table(path)}, changes)
+    )
 
 
 def _pass_on(launch: Launch, path: str, content: Mapping[str, Any]) -> list[str]:
@@ -363,8 +349,7 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
     if not isinstance(json, str):
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim knows flags of TrainingArguments and programs on top of "
-            f"them, and of "
-            "a script of one's own only --deepspeed_config FILE.json; give an experiment file"
+            "them, and of a script of one's own only --deepspeed_config FILE.json; give an experiment file"
         )
     file = TrainingFile(launch.where, program="deepspeed")
     file.settings["strategy.kind"] = "deepspeed"
@@ -472,6 +457,8 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
                 table.setdefault(key, value)
     if file.has_pairs:
         leave_row_counts(file)
+    if not stays:
+        allow_optimizer(file)
     if not stays and types is not None:  # what it keeps in which type was said for DDP
         for key in ("training.stored_dtype", "training.frozen_dtype"):
             file.settings.pop(key, None)

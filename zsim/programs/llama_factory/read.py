@@ -109,9 +109,8 @@ def _check_purpose(values: FileValues) -> None:
         or not (values.has("dataset") or values.has("per_device_train_batch_size") or values.has("stage"))
     ):
         raise InputError(
-            f"{values.file.name}: is LLaMA-Factory's, but trains nothing (do_train is not true); "
-            "expected a file "
-            "of a training"
+            f"{values.file.name}: is LLaMA-Factory's, but trains nothing (do_train is not true); expected a "
+            "file of a training"
         )
     stage = values.choose("stage", "sft", ("pt", "sft", "dpo", "kto", *_STAGES))
     if stage in _STAGES:

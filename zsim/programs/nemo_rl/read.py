@@ -117,8 +117,7 @@ def _extended(path: Path, data: Mapping[str, Any], depth: int = 0) -> dict[str, 
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{path}: defaults: '{name}': {unreadable_reason(error)}; tried {parent}. This file only "
-                f"changes "
-                "some keys of it"
+                "changes some keys of it"
             ) from None
         if not isinstance(content, Mapping):
             raise InputError(f"{parent}: expected keys and values")
