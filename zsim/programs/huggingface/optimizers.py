@@ -85,8 +85,8 @@ def allow_optimizer(file: TrainingFile) -> None:
     """Let DeepSpeed take an optimizer that is no JSON's, as the Trainer and Accelerate do.
 
     accelerate 1.15.0 accelerator.py `_prepare_deepspeed` and transformers 5.23 integrations/deepspeed.py
-    `deepspeed_optim_sched` write `zero_allow_untested_optimizer` where the JSON has no optimizer. Where it has
-    one, `optim` has no effect.
+    `deepspeed_optim_sched` write `zero_allow_untested_optimizer` where the JSON has no optimizer. Where it
+    has one, `optim` has no effect.
     """
     settings = file.settings
     optimizer = settings.get("training.optimizer", "adamw")

@@ -237,7 +237,8 @@ def _reader(program: TrainingProgram, launch: Launch) -> Reader:
     module = program.reading_module()
     reader: Reader = module.read_values
     if program is TRL:
-        return partial(reader, trainer=module.trainer_in_name(Path(launch.target.replace(".scripts.", "/"))))
+        script = Path(launch.target.replace(".scripts.", "/"))
+        reader = partial(module.read_values, trainer=module.trainer_in_name(script))
     return reader
 
 

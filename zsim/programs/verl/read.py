@@ -356,7 +356,7 @@ def _model_ranks(file: TrainingFile) -> int:
 
 
 def _set_fsdp(file: TrainingFile, strategy: str) -> None:
-    """What every trainer of verl's has: types, reductions in each micro-batch, and units."""
+    """Set the types, the reductions in each micro-batch, and the units of all trainers of verl's."""
     file.settings |= {
         "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
         "strategy.param_dtype": "bf16",
@@ -482,7 +482,7 @@ def _read_adapters(keys: FileValues, model: str = MODEL, dtype: str = f"{FSDP}.m
         is_sharded = keys.file.settings["strategy.kind"] != "megatron"
         if is_sharded and keys.get(dtype, "fp32") in ("fp32", "float32"):
             keys.file.settings["training.frozen_dtype"] = "fp32"
-    return rank > 0
+    return bool(rank > 0)
 
 
 def read_engine_values(
