@@ -110,8 +110,11 @@ def test_sizes_and_no_wrapping_of_fsdp1(tmp_path: Path) -> None:
 
 
 def test_keys_that_the_launcher_reads_past_are_said(tmp_path: Path) -> None:
-    notes = fsdp(tmp_path, 1, "fsdp_backward_prefetch_policy: BACKWARD_PRE").notes
-    assert any("Accelerate knows no 'fsdp_backward_prefetch_policy'" in note for note in notes)
+    notes = fsdp(tmp_path, 1, "fsdp_backward_prefetching: BACKWARD_PRE").notes
+    assert any("Accelerate knows no 'fsdp_backward_prefetching'" in note for note in notes)
+    older = fsdp(tmp_path, 1, "fsdp_backward_prefetch_policy: BACKWARD_POST")
+    assert of_kind(older.strategy, Fsdp1Table).backward_prefetch == "BACKWARD_POST"
+    assert any("fsdp_backward_prefetch_policy: read as" in note for note in older.notes)
     notes = fsdp(tmp_path, 2, "fsdp_backward_prefetch: BACKWARD_PRE").notes
     assert any("no effect with fsdp_version 2: fsdp_backward_prefetch" in note for note in notes)
 

@@ -601,3 +601,76 @@ def test_verls_files_of_fine_tuning_are_read(folder: Path) -> None:
     )
     with pytest.raises(InputError, match=r"data\.micro_batch_size: is of all ranks"):
         read("older.yaml", gpus=8)
+
+
+@pytest.mark.parametrize("name", ["max_seq_length", "max_length", "model_max_length", "block_size"])
+def test_scripts_of_ones_own_say_a_length_by_many_names(folder: Path, name: str) -> None:
+    found = read(f"torchrun --nproc_per_node 8 train.py {FLAGS} --{name} 1024")
+    assert found.training.sequence_length == 1024
+    unsaid = read(f"torchrun --nproc_per_node 8 train.py {FLAGS}")
+    assert any("no key says how long sequences are" in note for note in unsaid.notes)
+
+
+def test_a_mode_that_trains_adapters_is_another_job(folder: Path) -> None:
+    values = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "per_device_train_batch_size": 1}
+    for mode in ("qlora", "LoRA", "adapter"):
+        (folder / "args.json").write_text(json.dumps({**values, "train_mode": mode}))
+        with pytest.raises(NotSimulatedError, match=f"train_mode {mode}: is a script's own"):
+            read("args.json")
+    (folder / "args.json").write_text(json.dumps({**values, "train_mode": "full"}))
+    assert read("args.json").training.lora is None
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("accelerate launch --num_processes 8 run_evals_accelerate.py --tasks a.txt", "trains nothing"),
+        ("accelerate launch -m lmms_eval --batch_size 1", "trains nothing"),
+        (f"python qlora.py {FLAGS}", "is a script whose name says another job"),
+        (f"torchrun --nproc_per_node 8 train_reward.py {FLAGS}", "whose name says another job"),
+        (f"deepspeed --module align_anything.trainers.mine.sft {FLAGS}", "is of Align-Anything"),
+        ("accelerate launch --config_file fsdp.yaml mine.py --batch_size 8", "--batch_size: is a script's"),
+        ("deepspeed mine.py --deepspeed_config zero3.json --lora_dim 8", "--lora_dim: is a script's"),
+    ],
+)
+def test_evaluations_and_other_peoples_trainers_are_refused(folder: Path, command: str, words: str) -> None:
+    with pytest.raises((InputError, NotSimulatedError), match=words):
+        read(command)
+
+
+def test_the_trainers_fsdp_was_of_version_1_before_release_5(folder: Path) -> None:
+    command = f"torchrun --nproc_per_node 8 train.py {FLAGS} --fsdp 'full_shard auto_wrap'"
+    assert read(command).strategy.kind == "fsdp2"
+    for flag in ("--evaluation_strategy no", "--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer"):
+        older = of_kind(read(f"{command} {flag}").strategy, Fsdp1Table)
+        assert older.sharding_strategy == "FULL_SHARD"
+
+
+def test_transformers_examples_are_the_trainers_and_torchrun_starts_one_process(folder: Path) -> None:
+    found = read(f"torchrun run_mlm.py {FLAGS} --dataset_name wikitext --max_seq_length 512")
+    assert (found.program, found.gpus, found.training.sequence_length) == ("transformers", 1, 512)
+    assert found.training.activation_checkpointing == "none"
+    assert any("torchrun starts one process" in note for note in found.notes)
+
+
+def test_a_script_behind_a_launchers_is_no_training(folder: Path) -> None:
+    """The name of the launcher's script tells TRL's trainer."""
+    (folder / "job.yaml").write_text(
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B\ndataset_name: x\nper_device_train_batch_size: 1\n"
+    )
+    (folder / "run.sh").write_text(
+        "accelerate launch --config_file fsdp.yaml run_dpo.py --config job.yaml\n"
+        "python model_save.py --config job.yaml\n"
+    )
+    found = read("run.sh")
+    assert (found.strategy.kind, found.gpus, found.training.reference) == ("fsdp2", 16, "copy")
+    assert not any("commands start a training" in note for note in found.notes)
+
+
+def test_accelerates_deepspeed_takes_optimizers_that_no_json_has(folder: Path) -> None:
+    (folder / "zero2.yaml").write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+        "deepspeed_config: {zero_stage: 2}\n"
+    )
+    found = read(f"accelerate launch --config_file zero2.yaml train.py {FLAGS} --optim paged_adamw_8bit")
+    assert resolve(found).training.optimizer == "paged-adamw-8bit"

@@ -508,3 +508,49 @@ def test_verls_reward_model_scores_and_dapo_draws_more_prompts_than_it_trains_on
 def test_what_verl_would_stumble_over_is_one_error(override: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         launched(f"{VERL_COMMAND} {override}")
+
+
+def test_openrlhfs_models_on_gpus_of_their_own_leave_the_actors_update() -> None:
+    """A critic, a reference or a reward model beside the actor: its GPUs are no part of the actor's."""
+    command = (
+        "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 --actor_num_gpus_per_node 4 --bf16 "
+        "--pretrain meta-llama/Meta-Llama-3-8B --vllm_num_engines 2 --micro_train_batch_size 4 "
+        "--train_batch_size 64 "
+    )
+    found = launched(f"{command} --critic_num_gpus_per_node 4 --reward_pretrain x/reward")
+    assert (found.rl, found.gpus) == (None, 4)
+    words = "a reference and a critic and a reward model on GPUs of their own are not simulated"
+    assert any(words in note for note in found.notes)
+    assert any("attn_implementation: taken as flash_attention_2" in note for note in found.notes)
+    joint = launched(f"{command} --advantage_estimator group_norm --colocate_actor_ref --flash_attn")
+    assert (there(joint.rl).placement, joint.gpus) == ("split", 6)
+    assert not any("attn_implementation" in note for note in joint.notes)
+
+
+def test_verls_dynamic_update_takes_no_more_prompts_than_a_step_has() -> None:
+    command = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=512 actor_rollout_ref.actor.use_dynamic_bsz=True "
+        "actor_rollout_ref.rollout.n=8 actor_rollout_ref.model.path=Qwen/Qwen3-8B"
+    )
+    training = launched(command).training
+    assert (training.micro_batch_size or 0) * (training.gradient_accumulation_steps or 0) * 8 == 64 * 8
+    agent = launched(f"{command} actor_rollout_ref.rollout.n_agent=5")
+    assert agent.rl is None
+    assert any("turns of an agent of Search-R1's fork are not simulated" in note for note in agent.notes)
+    assert there(launched(f"{command} actor_rollout_ref.rollout.n_agent=1").rl).samples_per_prompt == 8
+    with pytest.raises(InputError, match=r"trainer\.val_only true: trains nothing"):
+        launched(f"{command} +trainer.val_only=true")
+
+
+def test_verls_fsdp_reduces_in_the_type_that_the_file_says() -> None:
+    command = (
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+    )
+    key = "+actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    assert of_kind(launched(command).strategy, Fsdp1Table).reduce_dtype == "fp32"
+    strategy = of_kind(launched(f"{command} {key}.reduce_dtype=bfloat16").strategy, Fsdp1Table)
+    assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "bf16")
+    with pytest.raises(NotSimulatedError, match=r"mixed_precision\.param_dtype: .* 'fp16'"):
+        launched(f"{command} {key}.param_dtype=fp16")

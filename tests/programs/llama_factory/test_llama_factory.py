@@ -279,3 +279,11 @@ def test_ray_says_how_many_gpus_train(tmp_path: Path) -> None:
     for variable, gpus in (("USE_RAY=1 ", 4), ("", None), ("USE_RAY=0 ", None)):
         (tmp_path / "run.sh").write_text(f"{variable}llamafactory-cli train {path}\n")
         assert read_training_file(str(tmp_path / "run.sh")).settings.get("gpus") == gpus
+
+
+def test_frozen_weights_keep_the_checkpoints_type_without_a_precision(tmp_path: Path) -> None:
+    """Weights that are trained are cast to fp32."""
+    experiment = read_text(tmp_path, LORA.replace("bf16: true\n", ""), model=None)
+    assert experiment.training.precision == "bf16"
+    assert "frozen weights are in the checkpoint's type" in notes_of(experiment)
+    assert read_text(tmp_path, FULL.replace("bf16: true\n", ""), model=None).training.precision == "fp32"

@@ -128,7 +128,8 @@ def test_ranks_share_sequences(tmp_path: Path, style: str, method: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('ep = 1\n[orchestrator.algo]\ntype = "opd"\n', "'opd', whose responses or scores"),
+        ('ep = 1\n[orchestrator.algo]\ntype = "opd"\n', "'opd', which has passes or scores"),
+        ('ep = 1\n[orchestrator.algo]\ntype = "mine"\n', "'mine', which has passes or scores"),
         ("full_offload = true\n", r"full_offload: .* does not simulate masters"),
         ('quantization = {type = "fp8"}\n', "does not simulate fp8 of prime-rl's"),
         ('ac = {mode = "selective"}\n', "selective checkpointing; expected full"),
@@ -232,5 +233,5 @@ def test_replicas_that_do_not_divide_the_gpus_are_an_error(tmp_path: Path) -> No
 def test_a_source_with_a_teacher_is_refused_beside_others(tmp_path: Path) -> None:
     sources = "[[orchestrator.train.source]]\nname = 'a'\n[[orchestrator.train.source]]\nname = 'b'\n"
     assert read(tmp_path, RL + sources).rl is not None
-    with pytest.raises(NotSimulatedError, match=r"train\.source\[1\]\.algo\.type: .* 'opd', whose resp"):
+    with pytest.raises(NotSimulatedError, match=r"train\.source\[1\]\.algo\.type: .* 'opd', which has"):
         read(tmp_path, RL + sources + "[orchestrator.train.source.algo]\ntype = 'opd'\n")

@@ -248,3 +248,11 @@ def test_a_builder_that_there_is_not_is_refused_though_the_folder_is_known(tmp_p
     with pytest.raises(InputError, match=r"llama3_1_9b' is no preset.*--model llama-3\.1-8b"):
         read_text(tmp_path, text, model=None)
     assert read_text(tmp_path, text, model="llama-3-8b").model == "llama-3-8b"
+
+
+def test_older_files_say_the_length_of_documents_and_ran_fsdp1(tmp_path: Path) -> None:
+    text = FULL.replace("  max_seq_len: 4096\n", "").replace("  packed: True", "  max_seq_len: 1536")
+    text = text.replace("torchtune.training.FullModel", "torchtune.utils.FullModel")
+    experiment = read_text(tmp_path, text, model=None)
+    assert experiment.training.sequence_length == 1536
+    assert "releases before 0.3, whose recipes mostly ran FSDP1" in notes_of(experiment)

@@ -179,7 +179,7 @@ def test_with_adapters_the_reference_is_their_base(tmp_path: Path) -> None:
     assert read_text(tmp_path, QLORA + "beta: 0.1\n").training.reference == "base"
 
 
-GRPO = FULL.replace("max_length: 2048\npacking: true\n", "") + (
+GRPO = FULL.replace("max_length: 2048\npacking: true\n", "").replace("torch_dtype", "dtype") + (
     "num_generations: 8\nmax_prompt_length: 1024\nmax_completion_length: 3072\n"
 )
 
@@ -401,3 +401,47 @@ def test_a_scripts_own_key_that_changes_what_is_trained_is_refused(tmp_path: Pat
     with pytest.raises(NotSimulatedError, match=rf"{line.split(':')[0]} .*a script's own"):
         read_text(tmp_path, f"{FULL}{line}\n")
     read_text(tmp_path, f"{FULL}{line.split(':')[0]}: false\ntokenizer_revision: main\n")
+
+
+def test_scripts_of_older_releases_say_length_and_kernels_by_other_names(tmp_path: Path) -> None:
+    """`max_seq_len` of scripts that pass it on, `use_liger` until TRL 0.16, `evaluation_strategy` before
+    transformers 4.46.
+    """
+    text = FULL.replace("max_length: 2048", "max_seq_len: 4096\nuse_liger: true")
+    training = read_text(tmp_path, text, model=None).training
+    assert (training.sequence_length, training.liger) == (4096, True)
+    assert training.software == "transformers 4.57"
+    assert training.cross_entropy is None
+    older = read_text(
+        tmp_path, FULL.replace("gradient_checkpointing: true", "evaluation_strategy: epoch"), model=None
+    ).training
+    assert (older.activation_checkpointing, older.software) == ("none", "transformers 4.57")
+    newer = read_text(tmp_path, FULL.replace("torch_dtype", "dtype"), model=None).training
+    assert newer.software == "transformers 5.23"
+
+
+def test_engines_have_gpus_of_their_own_before_trl_1(tmp_path: Path) -> None:
+    """`vllm_mode` was "server" where left out, as in files with `torch_dtype`: 7 of 8 GPUs train."""
+    text = GRPO.replace("\ndtype", "\ntorch_dtype").replace("generations: 8", "generations: 7")
+    experiment = read_text(tmp_path, f"{text}use_vllm: true\n")
+    assert there(experiment.rl).placement == "split"
+    assert "vllm_mode server, the default before TRL 1.0" in notes_of(experiment)
+
+
+@pytest.mark.parametrize(
+    ("name", "micro_batch", "reference"),
+    [("dpo/config_full", 4, "copy"), ("run-orpo-llama", 4, None), ("sft_then_dpo", 2, None)],
+)
+def test_a_files_name_or_folder_tells_the_trainer(
+    tmp_path: Path, name: str, micro_batch: int, reference: str | None
+) -> None:
+    """Recipes of the alignment handbook are dpo/config_full.yaml; two trainers in a name tell none."""
+    (tmp_path / "dpo").mkdir()
+    training = read_text(tmp_path, FULL.replace("packing: true\n", ""), f"{name}.yaml").training
+    assert (training.micro_batch_size, training.reference) == (micro_batch, reference)
+
+
+@pytest.mark.parametrize("line", ["model_config: {hidden_size: 1024}", "spectrum_config_path: x.yaml"])
+def test_keys_of_a_script_that_change_the_model_are_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(NotSimulatedError, match="is a script's own"):
+        read_text(tmp_path, f"{FULL}{line}\n", model=None)

@@ -18,6 +18,7 @@ _IDLE = (
     "fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type", "fsdp_sync_module_states",
     "fsdp_use_orig_params", "fsdp_transformer_layer_cls_to_wrap",
 )  # fmt: skip
+_OLD_PREFETCH = "fsdp_backward_prefetch_policy"
 _IGNORED_IN_FSDP2 = ("fsdp_backward_prefetch", "fsdp_sharding_strategy", "fsdp_limit_all_gathers")
 
 
@@ -27,6 +28,9 @@ def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mappin
     As the launcher allows, keys may lack the prefix `fsdp_`.
     """
     keys = {key if str(key).startswith("fsdp_") else f"fsdp_{key}": value for key, value in config.items()}
+    if _OLD_PREFETCH in keys:  # its name until Accelerate 0.25, which took both until 0.34
+        keys.setdefault("fsdp_backward_prefetch", keys.pop(_OLD_PREFETCH))
+        file.note(f"{_OLD_PREFETCH}: read as fsdp_backward_prefetch; from Accelerate 1.0 on it has no effect")
     note_idle_keys(file, "fsdp_config: ", keys, _IDLE)
     note_unknown_keys(file, "fsdp_config: ", keys, (*FSDP_KEYS, *_IDLE))
     if keys.get("fsdp_ignored_modules"):

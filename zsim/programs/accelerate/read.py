@@ -168,8 +168,7 @@ def _read_fp8(file: TrainingFile, config: Mapping[str, Any]) -> None:
         if str(keys.get("override_linear_precision", "")).lower().count("true"):
             raise NotSimulatedError(
                 f"{file.name}: fp8_config.override_linear_precision: zsim does not simulate some products "
-                f"of a "
-                "layer in bf16"
+                "of a layer in bf16"
             )
     elif backend == "MSAMP":
         raise NotSimulatedError(f"{file.name}: fp8_config.backend: zsim does not simulate MS-AMP yet")

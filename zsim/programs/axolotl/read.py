@@ -272,9 +272,8 @@ def _read_degrees(values: FileValues) -> None:
     for key, degree in (("context", context), ("tensor", tensor)):
         if degree > 1 and kind != "fsdp2":
             raise InputError(
-                f"{values.file.name}: {key} parallelism of {degree}: zsim simulates axolotl's "
-                "with FSDP2 only "
-                f"(fsdp_version: 2), found strategy {kind}"
+                f"{values.file.name}: {key} parallelism of {degree}: zsim simulates axolotl's with FSDP2 "
+                f"only (fsdp_version: 2), found strategy {kind}"
             )
     if context > 1:
         ring = str(

@@ -64,6 +64,16 @@ def write_adapters(values: FileValues, keys: AdapterKeys, default_targets: str |
         settings["training.lora.target_parameters"] = list(parameters)
 
 
+def adapter_settings(rank: int, alpha: float, targets: Any) -> dict[str, Any]:
+    """`[training.lora]` of programs whose targets are a list, one module's name, or "all-linear"."""
+    is_whole = targets == "all-linear" or isinstance(targets, list)
+    return {
+        "training.lora.rank": rank,
+        "training.lora.alpha": alpha,
+        "training.lora.targets": targets if is_whole else [targets],
+    }
+
+
 def load_mixture(values: FileValues) -> ModelSpec | None:
     """The model that a file names, if it has routed experts."""
     name = values.file.defaults.get("model")

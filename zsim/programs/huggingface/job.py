@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.training.software import NEWEST
+from zsim.specs.experiment.training.software import LAST_OF_MODULES, NEWEST
 from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
@@ -23,7 +23,11 @@ _KERNELS = {
 _OTHER_JOB = re.compile(
     r"(?<![a-z])(q|ada|long)?lora|adapter|freeze|frozen|(^|_)tune_|(^|_)vision|tower|teacher|distill|peft|bnb|[48]bit|rollout"
     r"|sequence_parallel|ulysses|ring_att|num_experts|pissa|galore|medusa|mtp|fp8|vllm|passage|negatives"
-    r"|contrast|pooling|custom(ized)?_optim"
+    r"|contrast|pooling|spectrum|^model_config$|custom(ized)?_optim"
+)
+# Values of such keys that say so, as `train_mode: qlora` does.
+_OTHER_MODES = re.compile(
+    r"q?lora|dora|qdora|pissa|adapter|freeze|prefix|p-?tuning(_v2)?|prompt_tuning", re.I
 )
 _NO_ADAPTERS = re.compile(r"(use|enable|with)_(lora|peft)|(lora|peft)_enabled?")  # switches
 _OFF = (None, False, 0, "", "none", "None", "no", "False")
@@ -41,7 +45,7 @@ def refuse_other_jobs(values: FileValues) -> None:
         if has_no_adapters and name.startswith("lora_"):
             continue
         is_extra = name not in values.keys and name not in values.silent and value not in _OFF
-        if is_extra and _OTHER_JOB.search(name):
+        if is_extra and (_OTHER_JOB.search(name) or _OTHER_MODES.fullmatch(str(value))):
             raise NotSimulatedError(
                 f"{values.file.name}: {name} {value}: is a script's own and none of {values.title}'s; by its "
                 "name it changes what is trained, and zsim does not read it: write an experiment file"
@@ -98,8 +102,16 @@ def read_checkpointing(values: FileValues, *, default: bool = False) -> None:
         values.put("training.checkpoint_is_reentrant", is_reentrant, "gradient_checkpointing_kwargs")
 
 
-def write_release(values: FileValues, release: str = NEWEST) -> None:
-    """Write which release of transformers runs, so that loss, experts and checkpoints are of one."""
+def is_of_release_4(values: FileValues, *keys: str) -> bool:
+    """Whether a file has arguments that releases before 5 took away (training_args.py), or one of `keys`."""
+    return any(values.has(key) for key in (*keys, "evaluation_strategy", "no_cuda"))
+
+
+def write_release(values: FileValues, *keys: str) -> None:
+    """Write which release of transformers runs, so that loss, experts and checkpoints are of one: the last
+    before 5 for files with one of `keys`.
+    """
+    release = LAST_OF_MODULES if is_of_release_4(values, *keys) else NEWEST
     values.file.defaults["training.software"] = f"transformers {release}"
 
 

@@ -150,8 +150,7 @@ def write_types(file: TrainingFile, precision: str, weights: str, *, has_adapter
         return
     if weights == "fp16" and (kind == "ddp" or not is_cast):
         raise NotSimulatedError(
-            f"{file.name}: asks to train weights that are kept in fp16, whose gradients "
-            "torch refuses to "
+            f"{file.name}: asks to train weights that are kept in fp16, whose gradients torch refuses to "
             "scale; zsim does not simulate it; expected weights in bf16 or fp32"
         )
     if weights == "bf16" and (kind == "ddp" or not is_cast):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from zsim.errors import did_you_mean
 from zsim.frameworks.deepspeed.settings.text import load_object
 from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.training_file import TrainingFile
 
 # name -> (training.optimizer, training.optimizer_implementation)
 OPTIMIZERS: Mapping[str, tuple[str, str]] = {
@@ -77,23 +78,24 @@ def read_optimizer(values: FileValues, key: str, extra: Mapping[str, tuple[str, 
         values.put("training.optimizer", optimizer, key)
     if implementation != "fused" and values.file.settings.get("strategy.kind") != "deepspeed":
         values.put("training.optimizer_implementation", implementation, key)
-    _allow_optimizer(values)
+    allow_optimizer(values.file)
 
 
-def _allow_optimizer(values: FileValues) -> None:
-    """Let DeepSpeed take an optimizer that is no JSON's, as the Trainer does.
+def allow_optimizer(file: TrainingFile) -> None:
+    """Let DeepSpeed take an optimizer that is no JSON's, as the Trainer and Accelerate do.
 
-    transformers 5.23 integrations/deepspeed.py `deepspeed_optim_sched` writes `zero_allow_untested_optimizer`
-    where the JSON has no optimizer. Where it has one, `optim` has no effect.
+    accelerate 1.15.0 accelerator.py `_prepare_deepspeed` and transformers 5.23 integrations/deepspeed.py
+    `deepspeed_optim_sched` write `zero_allow_untested_optimizer` where the JSON has no optimizer. Where it
+    has one, `optim` has no effect.
     """
-    settings = values.file.settings
+    settings = file.settings
     optimizer = settings.get("training.optimizer", "adamw")
     if settings.get("strategy.kind") != "deepspeed" or optimizer == "adamw":
         return
     name, data = load_object(settings["strategy.config"], settings.get("strategy.config_name"))
     if "optimizer" in data:
         del settings["training.optimizer"]
-        values.file.note(f"the optimizer is the one that {name} says; '{optimizer}' has no effect")
+        file.note(f"the optimizer is the one that {name} says; '{optimizer}' has no effect")
         return
     zero = data.get("zero_optimization")
     offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
@@ -101,7 +103,7 @@ def _allow_optimizer(values: FileValues) -> None:
     if device != "none" and data.get("zero_force_ds_cpu_optimizer", True) and "lion" not in optimizer:
         # accelerate 1.15.0 utils/deepspeed.py `map_pytorch_optim_to_deepspeed`
         settings["training.optimizer"] = "adam"
-        values.file.note(
+        file.note(
             f"optimizer: '{optimizer}' becomes DeepSpeedCPUAdam, since {name} keeps optimizer states on the "
             f"host"
         )

@@ -12,10 +12,12 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.accelerate.keys import SHARDING
+from zsim.programs.huggingface.job import is_of_release_4
 from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.named_files import locate_named_file
 
+_WRAPPED_CLASS = "fsdp_transformer_layer_cls_to_wrap"  # an argument of its own until transformers 4
 # A DeepSpeed JSON's keys that the Trainer compares with its own arguments, by their names in the programs.
 _COMPARED = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", "micro_batch_size"),
@@ -93,7 +95,7 @@ def _refuse_mismatch(values: FileValues, config: Any, where: str) -> None:
 
 
 def _read_sharding(values: FileValues, words: Any) -> None:
-    """Read `fsdp` with `fsdp_config`, by default version 2 and wrapped by block."""
+    """Read `fsdp` with `fsdp_config`, wrapped by block and of version 2 by default, of 1 before release 5."""
     file = values.file
     config = values.get("fsdp_config", {})
     if isinstance(config, str):
@@ -102,7 +104,7 @@ def _read_sharding(values: FileValues, words: Any) -> None:
     if not isinstance(config, Mapping):
         raise InputError(f"{file.name}: fsdp_config: expected keys and values, found {config!r}")
     keys = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
-    keys.setdefault("version", 2)
+    keys.setdefault("version", 1 if is_of_release_4(values, _WRAPPED_CLASS) else 2)
     keys.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
     if "cpu_offload" in keys:
         keys["offload_params"] = keys.pop("cpu_offload")

@@ -95,6 +95,15 @@ class Launch:
         return self.trains or (is_script and bool(_TRAINING_NAME.search(Path(self.target).name)))
 
     @property
+    def is_beside(self) -> bool:
+        """Whether it is a script of one process whose name says no training, as those behind one are."""
+        return (
+            self.launcher in ("python", "python3")
+            and self.target.endswith(".py")
+            and not _TRAINING_NAME.search(Path(self.target).name)
+        )
+
+    @property
     def folder(self) -> Path:
         """The folder from which paths are tried first."""
         return Path(self.where).parent
@@ -115,10 +124,11 @@ def launched(source: ProgramSource) -> Launch | None:
     started = zip(ran.commands, ran.environments, strict=True)
     launches = [launch for words, names in started if (launch := parse_command(words, call.path, names))]
     launches = [launch for launch in launches if launch.trains] or launches
+    launches = [launch for launch in launches if not launch.is_beside] or launches
     if not launches:
         return None
     launch = launches[-1]
-    launch.notes += ran.notes
+    launch.notes += dict.fromkeys(ran.notes)
     if len(launches) > 1:
         launch.notes.append(f"{len(launches)} commands start a training; the last one is simulated")
     return launch

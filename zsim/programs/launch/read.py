@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.job import leave_row_counts
 from zsim.programs.huggingface.models import write_types
+from zsim.programs.huggingface.optimizers import allow_optimizer
 from zsim.programs.huggingface.strategies import NO_ENGINE
 from zsim.programs.launch.commands import (
     FLAG_MARKS,
@@ -37,14 +39,13 @@ from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
 from zsim.specs.experiment.programs import programs
-from zsim.specs.formats.config_file import change_values, flatten, load_table
+from zsim.specs.formats.config_file import change_values, flatten, load_table, read_file
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
-_LENGTH = "model_max_length"  # of scripts after Stanford Alpaca's, which cut and pad to it
 _FILES = (".yaml", ".yml", ".json", ".toml")
 # Part of a target's name -> the program whose flags or file it takes.
 _TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
@@ -62,7 +63,20 @@ _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_SFT = "fsdp_sft_trainer"
 _VERL_ENGINE_SFT = (".sft_trainer", ".sft_trainer_ray")
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
-_OPEN_INSTRUCT = re.compile(r"(^|/)open_instruct[/.]")
+# A name in what a command starts -> the program of that name, whose trainers have arguments of their own.
+_UNREAD = {
+    re.compile(r"(^|/)open_instruct[/.]"): "Open Instruct",
+    re.compile(r"(^|/)align_anything[/.]"): "Align-Anything",
+}
+_EXAMPLES = re.compile(r"run_(clm|mlm|plm|fim)\.py")  # transformers' examples/pytorch/language-modeling
+# Parts of names of people's own scripts whose job their flags do not say.
+_OTHER_JOB_NAME = re.compile(
+    r"lora|peft|adapter|distil|train_reward|reward_(model|train)|rerank|(?<![a-z])(dpo|ppo|grpo|kto|rm)(?![a-z])"
+)
+_WEIGHTY_FLAG = re.compile(
+    r"batch|seq_?len|max_len|max_length|block_size|lora|peft|adapter|accum|checkpointing|precision|bits?$|quant"
+    r"|(^|_)(bs|bf16|fp16|dtype|optim|optimizer|stage)$"
+)
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -116,33 +130,26 @@ def _started(launch: Launch) -> TrainingFile:
     if launch.launcher in _TRAINERS:
         program = _TRAINERS[launch.launcher]
     named = (launch.target, *(word for word in launch.words if word.endswith(".py")))
-    if any(_OPEN_INSTRUCT.search(name) for name in named):
+    titles = (title for pattern, title in _UNREAD.items() if any(map(pattern.search, named)))
+    if title := next(titles, None):
         raise NotSimulatedError(
-            f"{launch.where}: {launch.target}: is of Open Instruct, whose trainers zsim does not read; write "
-            "an experiment file with its settings"
+            f"{launch.where}: {launch.target}: is of {title}, whose trainers zsim does not read; write an "
+            "experiment file with its settings"
         )
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
     if program is None:
-        program = _owner(values)
+        program = TRAINER if _EXAMPLES.fullmatch(Path(launch.target).name) else _owner(values)
     if program is None:
         return _own_script(launch, values)
+    name = Path(launch.target).stem.lower()
+    if program is TRAINER and _OTHER_JOB_NAME.search(name):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: is a script whose name says another job than its flags do, "
+            "which zsim does not read; write an experiment file"
+        )
     values = {**_defaults(launch), **values, **_drop_ray_workers(launch, program)}
-    length = values.pop(_LENGTH, None)
-    file = _read_flags(launch, program, values)
-    if isinstance(length, int) and length > 0:
-        file.settings.setdefault("training.sequence_length", length)
-    return file
-
-
-def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
-    if program is TRL:
-        from zsim.programs.trl.read import read_values as read_trl
-
-        script = Path(launch.target.replace(".scripts.", "/")).name.removesuffix(".py")  # trl/scripts/dpo.py
-        trainer = script if script in TRAINERS["trl"] else ""
-        return read_trl(launch.where, values, trainer)
-    return _reader(program)(launch.where, values)
+    return _reader(program, launch)(launch.where, values)
 
 
 def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
@@ -229,10 +236,15 @@ def _composed(launch: Launch, folder: str, name: str, said_by: str, depth: int) 
     return merged
 
 
-def _reader(program: TrainingProgram) -> Reader:
-    """The function that reads values by key of a program."""
+def _reader(program: TrainingProgram, launch: Launch) -> Reader:
+    """The function that reads values by key of a program. TRL's takes the trainer that the name of the script
+    says (trl/scripts/dpo.py, run_orpo.py).
+    """
     module = program.reading_module()
     reader: Reader = module.read_values
+    if program is TRL:
+        script = Path(launch.target.replace(".scripts.", "/"))
+        reader = partial(module.read_values, trainer=module.trainer_in_name(script))
     return reader
 
 
@@ -262,10 +274,12 @@ def _read_named_file(
         if launch.launcher == "trl":
             changes |= dict.fromkeys(_pass_on(launch, str(path), content))
         defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
-        return owner.read_changed(source, {**defaults, **changes})
+        return read_file(source.text, _reader(owner, launch), {**defaults, **changes})
     if not owner.file_nouns or owner.is_script:
         return owner.read(source)
-    return _reader(owner)(str(path), change_values({**_defaults(launch), **load_table(path)}, changes))
+    return _reader(owner, launch)(
+        str(path), change_values({**_defaults(launch), **load_table(path)}, changes)
+    )
 
 
 def _pass_on(launch: Launch, path: str, content: Mapping[str, Any]) -> list[str]:
@@ -332,9 +346,7 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
     json = values.get("deepspeed_config", values.get("deepspeed"))
     if launch.launcher == "accelerate":
         file = TrainingFile(launch.where, program="accelerate")
-        names = [f"--{name}" for name in values]
-        if names:
-            file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
+        _note_flags(file, launch, values)
         return file
     if isinstance(recipe := values.get("recipe"), str) and launch.target.endswith("run_recipe.py"):
         raise NotSimulatedError(
@@ -344,18 +356,34 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
     if not isinstance(json, str):
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim knows flags of TrainingArguments and programs on top of "
-            f"them, and of "
-            "a script of one's own only --deepspeed_config FILE.json; give an experiment file"
+            "them, and of a script of one's own only --deepspeed_config FILE.json; give an experiment file"
         )
     file = TrainingFile(launch.where, program="deepspeed")
     file.settings["strategy.kind"] = "deepspeed"
     file.settings["strategy.config"] = str(
         locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON")
     )
-    names = [f"--{name}" for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")]
-    if names:
-        file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
+    _note_flags(
+        file,
+        launch,
+        [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")],
+    )
     return file
+
+
+def _note_flags(file: TrainingFile, launch: Launch, names: Iterable[str]) -> None:
+    """Name the flags of a script of one's own.
+
+    Raises NotSimulatedError for one that by its name says the batch, the length, or what is trained.
+    """
+    if name := next((name for name in names if _WEIGHTY_FLAG.search(name)), None):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: --{name}: is a script's own, and a step may depend on "
+            "it; zsim knows flags of TrainingArguments and programs on top of them: write an experiment "
+            "file, or give the launcher's file alone"
+        )
+    if flags := [f"--{name}" for name in names]:
+        file.note(f"{launch.target}: its own flags are not read: {', '.join(flags)}")
 
 
 def _add_machines(file: TrainingFile, launch: Launch) -> None:
@@ -368,6 +396,9 @@ def _add_machines(file: TrainingFile, launch: Launch) -> None:
         include.partition(":")[2] or variables.get("CUDA_VISIBLE_DEVICES", "")
     )
     nodes = parse_whole_number(str(nodes_text).partition(":")[0])
+    if launch.launcher == "torchrun" and not text and not gpus:
+        gpus = 1
+        file.note("torchrun starts one process of a node where nothing says how many: --gpus says otherwise")
     if nodes and gpus:
         file.settings |= {"nodes": nodes, "gpus": nodes * gpus}
     elif nodes and nodes > 1:
@@ -433,6 +464,8 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
                 table.setdefault(key, value)
     if file.has_pairs:
         leave_row_counts(file)
+    if not stays:
+        allow_optimizer(file)
     if not stays and types is not None:  # what it keeps in which type was said for DDP
         for key in ("training.stored_dtype", "training.frozen_dtype"):
             file.settings.pop(key, None)

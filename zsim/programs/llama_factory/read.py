@@ -66,7 +66,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_checkpointing(values)
     values.read("torch_compile")
     read_liger(values, "enable_liger_kernel")
-    file.settings["training.precision"] = precision = _precision(values)
+    file.settings["training.precision"] = precision = _precision(values, is_full=is_full)
     read_strategy(values)
     read_optimizer(values, "optim")
     read_synchronisation(values)
@@ -109,9 +109,8 @@ def _check_purpose(values: FileValues) -> None:
         or not (values.has("dataset") or values.has("per_device_train_batch_size") or values.has("stage"))
     ):
         raise InputError(
-            f"{values.file.name}: is LLaMA-Factory's, but trains nothing (do_train is not true); "
-            "expected a file "
-            "of a training"
+            f"{values.file.name}: is LLaMA-Factory's, but trains nothing (do_train is not true); expected a "
+            "file of a training"
         )
     stage = values.choose("stage", "sft", ("pt", "sft", "dpo", "kto", *_STAGES))
     if stage in _STAGES:
@@ -184,9 +183,15 @@ def _read_checkpointing(values: FileValues) -> None:
         values.put("training.checkpoint_is_reentrant", True, "use_reentrant_gc")
 
 
-def _precision(values: FileValues) -> str:
-    """The type of products. With neither bf16 nor fp16 a model computes in the type of its checkpoint."""
-    return "bf16" if values.flag("pure_bf16") else precision_of(values)
+def _precision(values: FileValues, *, is_full: bool) -> str:
+    """The type of products. With neither bf16 nor fp16 frozen weights compute in the checkpoint's type, and
+    trained ones in fp32 (model/patcher.py `patch_config`, model/adapter.py `init_adapter`).
+    """
+    precision = "bf16" if values.flag("pure_bf16") else precision_of(values)
+    if precision == "fp32" and not is_full and not values.has("deepspeed"):
+        values.file.note("neither bf16 nor fp16: frozen weights are in the checkpoint's type, taken as bf16")
+        return "bf16"
+    return precision
 
 
 def _write_types(values: FileValues, precision: str, *, is_full: bool) -> None:

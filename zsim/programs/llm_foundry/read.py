@@ -96,8 +96,7 @@ def _read_batch(keys: FileValues) -> None:
     if micro == "auto":
         raise NotSimulatedError(
             f"{file.name}: device_train_microbatch_size: 'auto' tries batches on the GPU until one fits; "
-            f"give a "
-            "number, or --set training.micro_batch_size"
+            "give a number, or --set training.micro_batch_size"
         )
     if not isinstance(micro, int) or micro < 1:
         raise InputError(

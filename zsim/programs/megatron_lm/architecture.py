@@ -192,8 +192,7 @@ def _latent_attention(arguments: Arguments) -> dict[str, Any]:
     if arguments.has("group-query-attention"):
         raise InputError(
             f"{arguments.where}: --group-query-attention: Megatron refuses it beside "
-            "--multi-latent-attention; "
-            "leave it out"
+            "--multi-latent-attention; leave it out"
         )
     arguments.has("rotary-scaling-factor", "mscale", "mscale-all-dim", "rope-type", "cache-mla-latents")
     return {
@@ -224,8 +223,7 @@ def _positions(arguments: Arguments) -> int:
     if length is not None and max_positions < length:
         raise InputError(
             f"{arguments.where}: --max-position-embeddings: found {max_positions}, which Megatron refuses "
-            "below "
-            f"--seq-length {length}; expected at least {length}"
+            f"below --seq-length {length}; expected at least {length}"
         )
     return max_positions
 

@@ -48,7 +48,7 @@ _SCRIPTS = (*SCRIPT_SUFFIXES, ".args", ".txt")
 # Of tools/, examples/ and tests/ of repositories, besides training.
 _IDLE_PROGRAM = re.compile(
     r"generat|inference|text_gen|server|convert|export|quantize|preprocess|evaluate|validate|merge|prune|mmlu"
-    r"|prepare|synthesize|roundtrip|dump_|check_|metrics|chatbot|lm_eval|evaluation|embed_|hf2|2hf|2mcore"
+    r"|prepare|synthesize|roundtrip|dump_|check_|metrics|chatbot|evaluation|(?<![a-z])evals?(?![a-z])|embed_|hf2|2hf|2mcore|^(pip|venv)\."
 )
 _POSITIONAL = re.compile(r"\$\{?([1-9])\b")
 # Flags whose numbers may be open in a script -> the setting that says them.

@@ -91,8 +91,7 @@ def _context(arguments: Arguments, context: int) -> dict[str, Any]:
     if kinds == ["a2a+p2p"] and not sizes:
         raise InputError(
             f"{arguments.where}: --hierarchical-context-parallel-sizes: missing, as Megatron asks for it "
-            "with "
-            "--cp-comm-type a2a+p2p"
+            "with --cp-comm-type a2a+p2p"
         )
     return {"context_method": CONTEXT_METHODS[kinds[0]]}
 
@@ -160,8 +159,7 @@ def _virtual_stages(
         hint = f"; the nearest that does is {nearest}" if total % pipeline == 0 else ""
         raise InputError(
             f"{arguments.where}: --{_PER_VIRTUAL}: found {layers_per_stage}: {total} layers on {pipeline} "
-            "pipeline ranks are "
-            f"not a whole number of such stages on each{hint}"
+            f"pipeline ranks are not a whole number of such stages on each{hint}"
         )
     return total // pipeline // layers_per_stage
 
@@ -181,8 +179,7 @@ def _uneven_stages(
     ):
         raise InputError(
             f"{arguments.where}: --{_FIRST if first is not None else _LAST}: {remaining_layers} layers are "
-            f"left for {num_middle} "
-            f"stages, which Megatron refuses; expected a multiple of {num_middle}"
+            f"left for {num_middle} stages, which Megatron refuses; expected a multiple of {num_middle}"
         )
     ranks = [remaining_layers // num_middle if num_middle else 0] * pipeline
     if first is not None:
@@ -195,8 +192,7 @@ def _uneven_stages(
             nearest = min(divisors, key=lambda divisor: abs(divisor - virtual))
             raise InputError(
                 f"{arguments.where}: --{_VIRTUAL}: found {virtual}, which does not divide the {num_layers} "
-                "layers of a "
-                f"pipeline rank; the nearest that does is {nearest}"
+                f"layers of a pipeline rank; the nearest that does is {nearest}"
             )
     return [num_layers // virtual for _ in range(virtual) for num_layers in ranks]
 
@@ -217,8 +213,7 @@ def _parse_layout(arguments: Arguments, layout: str, pipeline: int) -> dict[str,
         nearest = max(1, round(len(stages) / pipeline)) * pipeline
         raise InputError(
             f"{arguments.where}: --{_LAYOUT}: found {len(stages)} stages on {pipeline} pipeline ranks, "
-            "expected "
-            f"a multiple; the nearest is {nearest}"
+            f"expected a multiple; the nearest is {nearest}"
         )
     if "m" in text:
         raise NotSimulatedError(

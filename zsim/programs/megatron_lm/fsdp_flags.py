@@ -55,8 +55,7 @@ def read_fsdp(arguments: Arguments, file: TrainingFile) -> None:
     if arguments.text("megatron-fsdp-main-params-dtype", "fp32", _TYPES) != "fp32":
         raise NotSimulatedError(
             f"{arguments.where}: --megatron-fsdp-main-params-dtype: zsim simulates main weights in fp32 "
-            "alone; "
-            "expected fp32"
+            "alone; expected fp32"
         )
 
 
@@ -72,8 +71,7 @@ def fsdp_gradients(arguments: Arguments) -> str | None:
     if communication_dtype not in ("auto", main_dtype):
         raise NotSimulatedError(
             f"{arguments.where}: --megatron-fsdp-grad-comm-dtype: zsim simulates gradients that are reduced "
-            "in "
-            f"the type that they are kept in; expected {main_dtype}"
+            f"in the type that they are kept in; expected {main_dtype}"
         )
     return main_dtype
 

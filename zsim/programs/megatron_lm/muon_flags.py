@@ -52,8 +52,7 @@ def read_muon(arguments: Arguments, file: TrainingFile) -> None:
     if arguments.text("muon-coefficient-type", "quintic") == _WITHOUT_GRAM_SQUARE:
         raise NotSimulatedError(
             f"{arguments.where}: --muon-coefficient-type: {_WITHOUT_GRAM_SQUARE} leaves a product out, "
-            "which is "
-            "not simulated; expected quintic"
+            "which is not simulated; expected quintic"
         )
     refuse(arguments, "muon-use-syrk", "products of which half is computed")
     refuse(arguments, "no-use-layer-wise-param-layout", "owners in turn from 0.18 on")

@@ -215,8 +215,7 @@ def _read_recomputation(arguments: Arguments, file: TrainingFile) -> None:
             if value is not None:
                 raise InputError(
                     f"{arguments.where}: --{flag}: Megatron refuses it with --recompute-granularity "
-                    "selective; "
-                    "expected full, or --recompute-modules"
+                    "selective; expected full, or --recompute-modules"
                 )
         if modules:
             file.settings["training.recompute_modules"] = modules
@@ -226,8 +225,7 @@ def _read_recomputation(arguments: Arguments, file: TrainingFile) -> None:
         example = "uniform" if method is None else "1"
         raise InputError(
             f"{arguments.where}: --{flag}: missing, as Megatron asks for it with --recompute-granularity "
-            "full; "
-            f"expected, for every layer, --{flag} {example}"
+            f"full; expected, for every layer, --{flag} {example}"
         )
     file.settings |= {"training.recompute_method": method, "training.recompute_layers": layers}
 
@@ -269,8 +267,7 @@ def _read_graphs(arguments: Arguments, file: TrainingFile) -> None:
     else:
         raise NotSimulatedError(
             f"{arguments.where}: --cuda-graph-impl: zsim does not simulate CUDA graphs of whole layers yet, "
-            "only "
-            f"'local' with --cuda-graph-scope full_iteration, and of {', '.join(get_args(GraphModule))}"
+            f"only 'local' with --cuda-graph-scope full_iteration, and of {', '.join(get_args(GraphModule))}"
         )
 
 

@@ -256,9 +256,8 @@ def _read_batch(values: FileValues, *, is_grpo: bool) -> None:
     size = values.count("per_device_train_batch_size") or 1
     values.file.defaults.pop("training.gradient_accumulation_steps", None)
     values.file.note(
-        f"gradient_accumulation_steps: ms-swift makes a step of at least {_SEQUENCES} sequences "
-        "where the file "
-        f"does not say; simulated as {math.ceil(_SEQUENCES / size / 8)}, which it is on 8 GPUs"
+        f"gradient_accumulation_steps: ms-swift makes a step of at least {_SEQUENCES} sequences where the "
+        f"file does not say; simulated as {math.ceil(_SEQUENCES / size / 8)}, which it is on 8 GPUs"
     )
     values.file.defaults["training.gradient_accumulation_steps"] = math.ceil(_SEQUENCES / size / 8)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.programs.environment import read_environment
+from zsim.programs.huggingface.adapters import adapter_settings
 from zsim.programs.huggingface.job import read_preferences, read_rewards
 from zsim.programs.megatron_lm.recipe import pattern_of_modules, read_fields, recipe_adapters
 from zsim.programs.nemo_rl.keys import DTENSOR, GENERATION, IDLE, KEYS, MEGATRON, VLLM
@@ -116,8 +117,7 @@ def _extended(path: Path, data: Mapping[str, Any], depth: int = 0) -> dict[str, 
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{path}: defaults: '{name}': {unreadable_reason(error)}; tried {parent}. This file only "
-                f"changes "
-                "some keys of it"
+                "changes some keys of it"
             ) from None
         if not isinstance(content, Mapping):
             raise InputError(f"{parent}: expected keys and values")
@@ -357,11 +357,7 @@ def _read_adapters(keys: FileValues) -> None:
     excluded = keys.get(f"{prefix}.exclude_modules", [])
     if is_on:  # without targets every product is one (automodel's `ModuleMatcher`)
         matches_all = keys.get(f"{prefix}.match_all_linear", True) or not targets
-        keys.file.settings |= {
-            "training.lora.rank": rank,
-            "training.lora.alpha": alpha,
-            "training.lora.targets": "all-linear" if matches_all else targets,
-        }
+        keys.file.settings |= adapter_settings(rank, alpha, "all-linear" if matches_all else targets)
     if is_on and excluded:
         keys.file.settings["training.lora.exclude"] = pattern_of_modules(excluded)
 

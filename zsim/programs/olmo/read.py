@@ -62,8 +62,7 @@ def _read_checkpointing(keys: FileValues) -> None:
     if strategy not in CHECKPOINTS:
         raise NotSimulatedError(
             f"{keys.file.name}: activation_checkpointing: zsim does not simulate '{strategy}' of OLMo's; "
-            f"expected "
-            f"{', '.join(CHECKPOINTS)}"
+            f"expected {', '.join(CHECKPOINTS)}"
         )
     keys.file.settings["training.activation_checkpointing"] = "full"
     if CHECKPOINTS[strategy] > 1:

@@ -94,10 +94,14 @@ RENAMED = {
     "async_train": "train.async_enable", "vllm_num_engines": "vllm.num_engines",
     "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
     "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
-    "vllm_enable_sleep": "vllm.enable_sleep", "deepspeed_enable_sleep": "ds.enable_sleep",
+    "vllm_enable_sleep": "vllm.enable_sleep", "enforce_eager": "vllm.enforce_eager",
+    "deepspeed_enable_sleep": "ds.enable_sleep",
     "use_dynamic_batch": "train.dynamic_batch_enable",
     "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
     "ref_offload": "ref.offload", "ref_pretrain": "ref.model_name_or_path",
+    "colocate_actor_ref": "train.colocate_actor_ref", "remote_rm_url": "reward.remote_url",
+    "reward_pretrain": "reward.model_name_or_path",
+    "colocate_critic_reward": "train.colocate_critic_reward",
     "advantage_estimator": "algo.advantage.estimator", "init_kl_coef": "algo.kl.init_coef",
 }  # fmt: skip
 # Flags of other phases, or without effect on an update.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.huggingface.adapters import adapter_settings
 from zsim.programs.huggingface.job import read_preferences
 from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
@@ -51,8 +52,14 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     file.settings["training.sequence_length"] = _length(keys, values, is_ppo=is_ppo)
     precision = keys.get("ds.param_dtype", "bf16" if not is_old or "bf16" in values else "fp32")
     file.settings["training.precision"] = precision
+    is_packed = keys.get("ds.packing_samples", False) or keys.get("train.dynamic_batch_enable", False)
     word = keys.get("ds.attn_implementation", "flash_attention_2")
     file.settings["training.attention"] = _ATTENTION.get(word, "flash2")
+    if is_old and not is_packed and not keys.has("ds.attn_implementation", "flash_attn"):
+        file.note(
+            "attn_implementation: taken as flash_attention_2, as from 0.8.10 on; older releases compute "
+            'attention in the open without flash_attn: training.attention = "math"'
+        )
     for key, feature, neutral in (
         ("ds.ring_attn_size", "ring attention of OpenRLHF's", 1),
         ("ds.tensor_parallel_size", "DeepSpeed's tensor parallelism of OpenRLHF's", 1),
@@ -68,7 +75,6 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     if is_ppo:
         nodes, per_node = keys.count("actor.num_nodes", 1), keys.count("actor.num_gpus_per_node", 8)
         file.settings |= {"nodes": nodes, "gpus": nodes * per_node}
-    is_packed = keys.get("ds.packing_samples", False) or keys.get("train.dynamic_batch_enable", False)
     if is_ppo:
         _read_rollout(keys, is_packed=is_packed)
     elif is_packed:
@@ -109,6 +115,9 @@ def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:
         return
     length, training_gpus = file.settings["training.sequence_length"], file.settings["gpus"]
     is_async, is_colocated = keys.get("train.async_enable", False), keys.get("train.colocate_all", False)
+    if not is_colocated and (models := _models_apart(keys, estimator)):
+        skip_rollout(file, f"{models} on GPUs of their own are not simulated", _UPDATE)
+        return
     is_colocated = is_colocated and not is_async
     gpus = engines * tensor
     if is_colocated and gpus != training_gpus:
@@ -151,6 +160,15 @@ def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:
     )
 
 
+def _models_apart(keys: FileValues, estimator: str) -> str:
+    """The models that have GPUs beside the actor's (cli/train_ppo_ray.py, `num_gpus_per_node`)."""
+    said = keys.values
+    has_reference = keys.get("algo.kl.init_coef", 0.01) and not said.get("train.colocate_actor_ref")
+    has_rewards = said.get("reward.model_name_or_path") and not said.get("reward.remote_url")
+    models = {"a reference": has_reference, "a critic": estimator == "gae", "a reward model": has_rewards}
+    return " and ".join(name for name, is_apart in models.items() if is_apart)
+
+
 def _read_zero(keys: FileValues, precision: str) -> None:
     """DeepSpeed's configuration, as OpenRLHF makes it."""
     file, stage = keys.file, keys.get("ds.zero_stage", 2)
@@ -183,13 +201,7 @@ def _read_adapters(keys: FileValues) -> None:
         keys.get("ds.load_in_4bit", False),
     )
     if rank > 0:
-        keys.file.settings |= {
-            "training.lora.rank": rank,
-            "training.lora.alpha": alpha,
-            "training.lora.targets": targets
-            if isinstance(targets, list) or targets == "all-linear"
-            else [targets],
-        }
+        keys.file.settings |= adapter_settings(rank, alpha, targets)
         if is_quantized:
             keys.file.settings["training.lora.quantized"] = "nf4"
     elif is_quantized:

@@ -34,7 +34,8 @@ _EXPERT_TARGETS = ("experts", "fc1_latent_proj", "fc2_latent_proj")
 _ATTENTION = {f"flash_attention_{number}": f"flash{number}" for number in (2, 3, 4)}
 _ATTENTION |= {"fa4": "flash4", "eager": "math"}  # before its #3057
 _TORCH_ATTENTION = ("auto", "sdpa")
-_DISTILLATIONS = ("opd", "opsd", "sft")  # packages/prime-rl-configs algorithm.py
+# packages/prime-rl-configs algorithm.py: those that differ in advantages, or in tokens that are trained on.
+_ALGORITHMS = ("grpo", "echo", "max_rl", "rae", "hierarchical_grpo")
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
@@ -85,10 +86,10 @@ def _refuse_others(keys: FileValues) -> None:
         if isinstance(table, Mapping):
             algorithms[f"orchestrator.train.source[{number}].algo.type"] = table.get("type")
     for key, algorithm in algorithms.items():
-        if algorithm in _DISTILLATIONS:
+        if algorithm not in (None, *_ALGORITHMS):
             raise NotSimulatedError(
-                f"{keys.file.name}: {key}: zsim does not simulate '{algorithm}', whose responses or scores "
-                "are another model's; expected grpo"
+                f"{keys.file.name}: {key}: zsim does not simulate '{algorithm}', which has passes or scores "
+                f"besides the policy's; expected {', '.join(_ALGORITHMS)}"
             )
     if keys.has(f"{_MODEL}.vlm"):
         raise NotSimulatedError(

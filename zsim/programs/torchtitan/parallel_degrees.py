@@ -175,8 +175,7 @@ def _read_micro_batches(settings: FileValues) -> None:
             nearest = min(divisors, key=lambda divisor: abs(divisor - requested))
             raise InputError(
                 f"{file.name}: {key}: found {requested}, which does not divide {_LOCAL} {local_batch}, as "
-                "torchtitan "
-                f"asks; the nearest that does is {nearest}"
+                f"torchtitan asks; the nearest that does is {nearest}"
             )
         size, count = (
             (local_batch // requested, requested)
@@ -204,8 +203,7 @@ def _read_layers(settings: FileValues, pipeline: int, *, is_single: bool) -> Non
             nearest = _nearest_layers_per_stage(total, pipeline, layers_per_stage, is_single=is_single)
             raise InputError(
                 f"{name}: {LAYERS}: found {layers_per_stage}: {num_layers} layers and {missing_layers} for "
-                "the ends make "
-                f"{stages} stages, but {pipeline} ranks with this schedule need "
+                f"the ends make {stages} stages, but {pipeline} ranks with this schedule need "
                 f"{pipeline if is_single else f'a multiple of {pipeline} above it'}; the nearest that fits "
                 f"is {nearest}"
             )

@@ -131,8 +131,7 @@ def _read_precision(settings: FileValues) -> None:
         if converter not in (*_FLOAT8, *_MX):
             raise NotSimulatedError(
                 f"{settings.file.name}: model.converters: zsim does not simulate '{converter}' yet, only "
-                "float8 "
-                f"and mx"
+                "float8 and mx"
             )
         is_mx = is_mx or converter in _MX
         is_fp8 = is_fp8 or converter in _FLOAT8
@@ -162,9 +161,7 @@ def _float8_recipe(settings: FileValues, *, gathers_fp8: bool) -> Fp8Recipe:
     if name == "rowwise_with_gw_hp":
         raise NotSimulatedError(
             f"{settings.file.name}: float8.recipe_name: zsim does not simulate 'rowwise_with_gw_hp' "
-            "(gradients "
-            f"of "
-            "weights in bf16) yet; expected 'rowwise'"
+            "(gradients of weights in bf16) yet; expected 'rowwise'"
         )
     names: dict[str, Fp8Recipe] = {"tensorwise": "torchao-tensorwise", "rowwise": "torchao-rowwise"}
     return settings.choose("float8.recipe_name", "tensorwise", names) if name else "torchao-tensorwise"
@@ -237,8 +234,7 @@ def _read_ddp(settings: FileValues, replicate: int) -> None:
         if settings.get(key, 1) > 1:
             raise InputError(
                 f"{file.name}: {key}: found {settings.get(key, 1)} with {replicate} replicas of 1 shard, "
-                "which "
-                "torchtitan runs as DDP and refuses beside other parallelisms; expected 1, or a "
+                "which torchtitan runs as DDP and refuses beside other parallelisms; expected 1, or a "
                 "data_parallel_shard_degree above 1"
             )
     file.settings["strategy.kind"] = "ddp"

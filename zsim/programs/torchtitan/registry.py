@@ -121,8 +121,7 @@ class _Functions:
             kind = type(statement).__name__.lower()
             raise NotSimulatedError(
                 f"{self.path}: line {statement.lineno}: zsim does not follow the '{kind}' in {name}; give "
-                f"the JSON "
-                "that --debug.save_config_file writes"
+                "the JSON that --debug.save_config_file writes"
             )
 
     def _assign(self, target: ast.expr, value: Any, values: dict[str, Any]) -> None:

@@ -91,8 +91,7 @@ def _sequences(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
         if not is_count or (tokens != -1 and (tokens < length or tokens % length)):
             raise InputError(
                 f"{name}: {key}: found {tokens!r}, expected a multiple of max_context_length, {length!r}: "
-                f"zsim "
-                "simulates whole sequences"
+                "zsim simulates whole sequences"
             )
     result |= {"training.seq_len": length, "training.local_batch_size": micro // length}
     if step != -1:
@@ -143,10 +142,9 @@ def _registered_settings(module: str, config: str, folder: Path) -> dict[str, An
         choices = [f"--module {name} --config {function}" for name, function in REGISTERED]
         raise InputError(
             f"torchtitan: --module {module} --config {config}: zsim knows {', '.join(choices)} without "
-            f"torchtitan; "
-            f"of any other, start from a checkout, which has torchtitan/models/{module}/config_registry.py, "
-            f"or give "
-            "the JSON that --debug.save_config_file writes"
+            "torchtitan; of any other, start from a checkout, which has "
+            f"torchtitan/models/{module}/config_registry.py, or give the JSON that --debug.save_config_file "
+            "writes"
         )
     return {"model.name": module, **REGISTERED[module, config]}
 

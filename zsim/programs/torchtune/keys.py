@@ -23,6 +23,7 @@ _READ = (
         ("model.apply_lora_to_output", bool, "whether the head is adapted", "training.lora.targets"),
         ("checkpointer.checkpoint_dir", str, "the model's folder, for its config.json", "model"),
         ("tokenizer.max_seq_len", int, "tokens of a sequence", "training.sequence_length"),
+        ("dataset.max_seq_len", int, "the same, in releases before 0.2", "training.sequence_length"),
         ("dataset.packed", bool, "whether documents fill sequences", "training.lengths"),
     ),
     ProgramKey(
@@ -87,7 +88,6 @@ _REFUSED = (
 _NOTED = (
     ("use_loss_parallel_ctx_manager", "a loss over the ranks of a split head"),
     ("model.quantize_base", "weights in 4 bits; expected a model with qlora_ before it"),
-    ("dataset.max_seq_len", "another length of documents"),
 )
 KEYS: Mapping[str, ProgramKey] = {
     key.key: key

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
+from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_quantisation
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
@@ -134,7 +134,8 @@ def _preset_of(builder: str) -> str | None:
 
 
 def _read_length(values: FileValues) -> None:
-    key, is_packed = "tokenizer.max_seq_len", values.flag("dataset.packed")
+    key = "dataset.max_seq_len" if values.has("dataset.max_seq_len") else "tokenizer.max_seq_len"
+    is_packed = values.flag("dataset.packed")
     if length := values.count(key):
         values.file.settings["training.sequence_length"] = length
         note_full_length(values, key, is_packed=is_packed)
@@ -156,6 +157,10 @@ def _read_strategy(values: FileValues, *, is_single: bool) -> None:
     has_layers = bool(values.words("custom_sharded_layers"))
     file.defaults["strategy.wrapping"] = "torchtitan" if has_layers else "huggingface"
     file.note("taken as a recipe of several GPUs (FSDP2), since the file does not say single_device")
+    if "torchtune.utils." in str(values.get("checkpointer._component_")):
+        file.note(
+            "torchtune.utils: is of releases before 0.3, whose recipes mostly ran FSDP1; FSDP2 is taken"
+        )
     shard = values.count("data_parallel_shard_dim", -1, minimum=-1)
     if shard is not None and shard >= 1:
         file.shard_degree = shard
@@ -260,9 +265,5 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     if settings["training.precision"] == "bf16":
         keep_adapters_in_bf16(settings)
     if is_quantised:
-        settings |= {
-            "training.lora.quantized": "nf4",
-            "training.lora.double_quantization": True,
-            "training.lora.preparation": "none",
-        }
+        write_quantisation(values, double=True)
         values.file.note("torchao's NF4Tensor is simulated as bitsandbytes' 4 bits with quantised scales")

@@ -11,12 +11,16 @@ from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
 _LIGER = TRANSFORMERS + "training_args.py, integrations/liger.py"
 
+# Names that scripts have for the tokens of a sequence: transformers' examples', and those of people's own.
+LENGTHS = (
+    "block_size", "model_max_length", "max_seq_length", "max_seq_len", "max_length", "seq_length",
+    "cutoff_len",
+)  # fmt: skip
 # Keys of the example scripts that are started with such a file (transformers, examples/pytorch).
 _SCRIPT_KEYS = (
     ProgramKey("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
     ProgramKey("torch_dtype", str, "the type in which weights are loaded", "training.stored_dtype"),
     ProgramKey("dtype", str, "the same, in newer scripts", "training.stored_dtype"),
-    ProgramKey("block_size", int, "tokens of a sequence", "training.sequence_length"),
     ProgramKey("attn_implementation", str, "the kernels of attention", "training.attention"),
     ProgramKey(
         "activation_checkpointing",
@@ -26,6 +30,7 @@ _SCRIPT_KEYS = (
         is_plain=True,
         values={True: "full", False: None},
     ),
+    *declare(*((name, int, "tokens of a sequence", "training.sequence_length") for name in LENGTHS)),
     *declare(
         ("use_lora", (bool, int), "adapters of a script's own"),
         ("use_qlora", (bool, int), "adapters of a script's own"),

@@ -22,7 +22,7 @@ from zsim.programs.huggingface.job import (
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
-from zsim.programs.trainer.keys import KEYS
+from zsim.programs.trainer.keys import KEYS, LENGTHS
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -38,8 +38,10 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     read_checkpointing(values)
     values.read("activation_checkpointing", "torch_compile")
     read_liger(values)
-    if length := values.count("block_size"):
-        file.settings["training.sequence_length"] = length
+    if key := next((name for name in LENGTHS if values.has(name)), None):
+        file.settings["training.sequence_length"] = values.count(key)
+    elif values.has("model_name_or_path"):
+        file.note("no key says how long sequences are: training.sequence_length does")
     read_strategy(values)
     read_optimizer(values, "optim")
     read_synchronisation(values)
@@ -47,6 +49,6 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     write_types(
         values.file, precision_of(values), weights_type(values, "dtype", "torch_dtype"), has_adapters=False
     )
-    write_release(values)
+    write_release(values, "torch_dtype")
     values.finish("transformers 5.23")
     return file

@@ -6,6 +6,7 @@ Read in TRL 1.10.0.dev0 (f2cd5771): scripts/sft.py and dpo.py, trainer/*_config.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from zsim.programs.accelerate.read import read_compiler, read_precision
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
 from zsim.programs.huggingface.job import (
+    is_of_release_4,
     note_full_length,
     precision_of,
     read_attention,
@@ -32,11 +34,13 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.trl.rollout import ROLLOUTS, read_lengths, read_rollout
-from zsim.specs.experiment.training.software import LAST_OF_MODULES, NEWEST
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _LENGTH = 1024
+# Names of the tokens of a sequence: TRL's today and until 0.19, and those of scripts that pass it on.
+_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "model_max_length")
+_OLDER_KEYS = ("torch_dtype", "max_seq_length", "max_seq_len")  # of releases that ran on transformers 4
 PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO", "simpo": "SimPO"}
 _OLDER = "TRL before 0.19"
 
@@ -64,7 +68,7 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     read_model(values, "model_name_or_path", is_quantised=is_quantised)
     read_batch(values)
     # 0.19 took bf16 and checkpoints where nothing is said (a222aeb4), 0.20 no more max_seq_length (e102ac8d).
-    is_older = values.has("max_seq_length")
+    is_older = values.has("max_seq_length", "max_seq_len", "evaluation_strategy")
     default = "fp32" if values.flag("fp16") or is_older else "bf16"
     precision = precision_of(values, default)
     passed_on = {key: values.get(key) for key in ("mixed_precision", "dynamo_backend") if values.has(key)}
@@ -83,9 +87,10 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
             raise values.lack("activation_offloading", "all activations on the host until backward")
         file.settings["training.checkpoint_offload"] = "stream"
     values.read("torch_compile")
-    read_liger(values)
+    has_liger = values.flag("use_liger_kernel") or values.flag("use_liger")
+    read_liger(values, "use_liger_kernel" if values.has("use_liger_kernel") else "use_liger")
     if trainer == "sft":
-        _read_loss(values)
+        _read_loss(values, has_liger=has_liger)
     if has_rollout:
         read_lengths(values)
     else:
@@ -116,7 +121,7 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
         read_rewards(values, has_adapters=has_adapters)
     if has_rollout:
         read_rollout(values, trainer)
-    write_release(values, LAST_OF_MODULES if _is_older(values) else NEWEST)
+    write_release(values, *_OLDER_KEYS)
     _read_machines(values)
     values.finish(_OLDER if is_older else RELEASE)
     return file
@@ -133,7 +138,6 @@ def trainer_of(values: FileValues) -> str:
     """The trainer that a file's keys tell, "sft" where they tell none."""
     loss = values.get("loss_type")
     losses = {str(entry) for entry in loss} if isinstance(loss, list) else {str(loss)}
-    folder = Path(values.file.name).parent.name.lower()
     for trainer, marks in (
         ("ppo", trl_keys.PPO_MARKS),
         ("grpo", trl_keys.GRPO_MARKS),
@@ -146,10 +150,20 @@ def trainer_of(values: FileValues) -> str:
             return trainer
     if values.get("lora_task_type") == "SEQ_CLS":
         return "reward"
+    if (name := trainer_in_name(Path(values.file.name))) not in ("", "sft"):
+        return name
     has_preference = any(values.has(mark) for mark in trl_keys.PREFERENCE_MARKS)
-    if has_preference and folder == "orpo":
-        return "orpo"
     return "dpo" if has_preference or losses & set(trl_keys.PREFERENCE_LOSSES) else "sft"
+
+
+def trainer_in_name(path: Path) -> str:
+    """The trainer in the name of a script or of a file, or the one that its folder is called by."""
+    trainers = (*PREFERENCES, *ROLLOUTS, "kto", "reward", "sft")
+    words = {word for word in re.split(r"[^a-z]+", path.stem.lower()) if word in trainers}
+    if len(words) == 1:
+        return words.pop()
+    folder = path.parent.name.lower()
+    return folder if folder in trainers else ""
 
 
 _STEPS = {
@@ -165,10 +179,10 @@ def _refuse_trainer(values: FileValues, trainer: str) -> None:
         )
 
 
-def _read_loss(values: FileValues) -> None:
+def _read_loss(values: FileValues, *, has_liger: bool) -> None:
     """Read the loss of SFT, which TRL 1.10 takes in chunks where the file does not say."""
     loss = values.get("loss_type")
-    if values.flag("use_liger_kernel") or _is_older(values):
+    if has_liger or is_of_release_4(values, *_OLDER_KEYS):
         return  # Liger has one of its own, and older releases log no entropy
     if loss not in (None, "chunked_nll"):
         values.choose("loss_type", "nll", ("nll", "dft", "chunked_nll"))
@@ -182,14 +196,8 @@ def _read_loss(values: FileValues) -> None:
         )
 
 
-def _is_older(values: FileValues) -> bool:
-    """Whether a file is of a release that ran on transformers 4."""
-    return values.has("torch_dtype") or values.has("max_seq_length")
-
-
 def _read_length(values: FileValues) -> None:
-    keys = ("max_length", "max_seq_length")
-    key = next((key for key in keys if key in values.values), "max_length")
+    key = next((key for key in _LENGTHS if key in values.values), _LENGTHS[0])
     if key in values.values and values.values[key] is None:
         values.file.note(f"{key}: no limit, so the sequence is as long as the experiment says")
     else:

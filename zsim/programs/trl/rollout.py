@@ -9,6 +9,7 @@ every GPU, so that its prompts follow from the number of GPUs.
 from __future__ import annotations
 
 from zsim.errors import InputError
+from zsim.programs.huggingface.job import is_of_release_4
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.specs.formats.file_values import FileValues
 
@@ -34,21 +35,26 @@ def read_rollout(values: FileValues, trainer: str) -> None:
     file = values.file
     steps, iterations = values.count("steps_per_generation"), values.count("num_iterations", 1) or 1
     completions = values.count("generation_batch_size")
-    mode = values.choose("vllm_mode", "colocate", _MODES)
+    is_older = is_of_release_4(values, "torch_dtype")  # TRL before 1.0 gave engines GPUs of their own
+    mode = values.choose("vllm_mode", "server" if is_older else "colocate", _MODES)
     if steps and completions:
         raise InputError(
             f"{file.name}: generation_batch_size: stands beside steps_per_generation, which says the same; "
             "TRL takes one of them"
         )
     if not values.flag("use_vllm"):
-        skip_rollout(file, "completions without vLLM (use_vllm) are not simulated", _UPDATE)
+        passes = (
+            ", and passes of the reference (beta)," if values.number("beta", ROLLOUTS[trainer][1]) else ""
+        )
+        skip_rollout(file, f"completions without vLLM (use_vllm){passes} are not simulated", _UPDATE)
         return
     per_gpu = values.count("per_device_train_batch_size", 8) or 8
     accumulation = values.count("gradient_accumulation_steps", 1) or 1
     if mode == "server":
         file.rollout_gpus = 1
         file.note(
-            "vllm_mode server: the file does not say how many GPUs serve, so one does beside those that "
+            f"vllm_mode server{'' if values.has('vllm_mode') else ', the default before TRL 1.0'}: the file "
+            "does not say how many GPUs serve, so one does beside those that "
             "train: rl.rollout.gpus and rl.rollout.tensor say otherwise"
         )
 

@@ -13,6 +13,7 @@ _ACTOR_SOURCE, _ENGINE_SOURCE = _VERL + "actor/", _VERL + "engine/"
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
 FSDP, MEGATRON, OPTIM = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron", f"{ACTOR}.optim"
 REFERENCE = "actor_rollout_ref.ref"
+_DTYPES = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
 
 # Of actor/megatron_actor.yaml and engine/megatron.yaml.
 MEGATRON_DEFAULTS = {
@@ -99,9 +100,17 @@ _KEYS = (
     ProgramKey(
         f"{FSDP}.model_dtype", str, "the type that parameters are kept in", "training.stored_dtype",
         is_plain=True,
-        values={"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}, default="fp32",
+        values=_DTYPES, default="fp32",
     ),
     ProgramKey(f"{FSDP}.dtype", str, "the type of products"),
+    ProgramKey(
+        f"{FSDP}.mixed_precision.param_dtype", str, "the type that FSDP gathers in", "strategy.param_dtype",
+        is_plain=True, values=_DTYPES,
+    ),
+    ProgramKey(
+        f"{FSDP}.mixed_precision.reduce_dtype", str, "the type that it reduces in", "strategy.reduce_dtype",
+        is_plain=True, values=_DTYPES,
+    ),
     ProgramKey(
         f"{FSDP}.reshard_after_forward", bool, "whether a unit is freed between forward and backward",
         tuned=None,
@@ -181,7 +190,7 @@ _SFT_KEYS = (
     ProgramKey(
         "model.fsdp_config.model_dtype", str, "fine-tuning: the type that parameters are kept in",
         "training.stored_dtype", is_plain=True,
-        values={"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}, default="fp32",
+        values=_DTYPES, default="fp32",
     ),
     *declare(
         ("model.fsdp_config.cpu_offload", bool, "fine-tuning: states on the host", "strategy.cpu_offload"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.huggingface.adapters import adapter_settings
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl import keys as verl_keys
@@ -22,7 +23,6 @@ from zsim.specs.model.hub_names import locate_model
 
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")
 _ENGINES = ("vllm", "sglang", "trtllm")
-_SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _SFT_IDLE = IDLE | silent_keys(
     "optim model.trust_remote_code model.external_lib model.use_shm use_remove_padding"
 )
@@ -37,6 +37,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         return read_engine_values(name, data, _engine(name, data))
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
+    if keys.values.get("trainer.val_only") is True:
+        raise InputError(f"{name}: trainer.val_only true: trains nothing; expected a command that trains")
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
     file.settings |= {"nodes": keys.count("trainer.nnodes", 1), "gpus": gpus}
     keys.read_model(f"{MODEL}.path")
@@ -210,6 +212,8 @@ def _unsimulated(keys: FileValues, engine: str, estimator: str) -> str:
         return f"trainer.v1.trainer_mode '{mode}' is"
     if keys.has("reward_model.prime_model", "data.n_samples"):
         return "reward_model.prime_model, data.n_samples: samples and rewards of PRIME's fork are"
+    if keys.values.get(f"{ROLLOUT}.n_agent") not in (None, 1):
+        return f"{ROLLOUT}.n_agent: turns of an agent of Search-R1's fork are"
     if keys.get("distillation.enabled", False):
         return "distillation.enabled: passes of a teacher are"
     if engine not in _ENGINES:
@@ -301,7 +305,10 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
     file = keys.file
     length = keys.get("data.max_prompt_length", 512) + keys.get("data.max_response_length", 512)
     file.settings["training.sequence_length"] = length
-    prompts, responses = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256), keys.count(f"{ROLLOUT}.n", 1)
+    responses, batch = keys.count(f"{ROLLOUT}.n", 1), keys.get("data.train_batch_size", 1024)
+    prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256)
+    if batch and keys.get(f"{ACTOR}.use_dynamic_bsz", False):
+        prompts = min(prompts, batch)  # verl cuts what there is, and checks only batches by sequences
     sequences = prompts * responses
     file.global_batch_size = sequences
     model_ranks = _model_ranks(file)
@@ -318,9 +325,7 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
             f"use_dynamic_bsz"
         )
     file.settings["training.micro_batch_size"] = micro
-    updates = max(1, keys.get("data.train_batch_size", 1024) // prompts) * keys.count(
-        f"{ACTOR}.ppo_epochs", 1
-    )
+    updates = max(1, batch // prompts) * keys.count(f"{ACTOR}.ppo_epochs", 1)
     return f"one of {updates} of the actor, over {sequences:,} sequences of {length:,} tokens, the longest"
 
 
@@ -336,6 +341,24 @@ def _model_ranks(file: TrainingFile) -> int:
     return ranks
 
 
+def _set_fsdp(file: TrainingFile, strategy: str) -> None:
+    """Set the types, the reductions in each micro-batch, and the units of all trainers of verl's."""
+    file.settings |= {
+        "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
+        "strategy.param_dtype": "bf16",
+        "strategy.reduce_dtype": "fp32",
+        "training.optimizer_implementation": "foreach",
+    }
+    file.defaults["strategy.no_sync"] = False
+    if strategy == "fsdp2":
+        file.defaults["strategy.wrapping"] = "huggingface"
+
+
+def _read_context(keys: FileValues, key: str) -> None:
+    if (context := keys.count(key, 1)) > 1:
+        keys.file.settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
+
+
 def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
     """FSDP1 or FSDP2, which reduce after every micro-batch, in fp32, and prefetch as torch does."""
     settings = keys.file.settings
@@ -345,15 +368,8 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
             f"{keys.file.name}: {FSDP}.dtype: zsim does not simulate {product_dtype} of verl's; expected "
             f"bfloat16"
         )
-    settings |= {
-        "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
-        "strategy.param_dtype": "bf16",
-        "strategy.reduce_dtype": "fp32",
-        "training.optimizer_implementation": "foreach",
-    }
-    keys.file.defaults["strategy.no_sync"] = False
-    if strategy == "fsdp2":
-        keys.file.defaults["strategy.wrapping"] = "huggingface"
+    _set_fsdp(keys.file, strategy)
+    keys.read(f"{FSDP}.mixed_precision.param_dtype", f"{FSDP}.mixed_precision.reduce_dtype")
     keys.read(f"{FSDP}.model_dtype", f"{MODEL}.enable_gradient_checkpointing")
     keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
     size = keys.get(f"{FSDP}.fsdp_size", -1)
@@ -379,9 +395,7 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
         settings["strategy.forward_prefetch"] = keys.get(f"{FSDP}.forward_prefetch", False)
         keys.ignore(f"{FSDP}.offload_policy")
     _check_optimizer(keys, "AdamW")
-    context = keys.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
-    if context > 1:
-        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
+    _read_context(keys, f"{ACTOR}.ulysses_sequence_parallel_size")
     _note_offloads(keys, FSDP)
 
 
@@ -433,25 +447,19 @@ def _check_optimizer(keys: FileValues, usual: str) -> None:
         )
 
 
-def _read_adapters(keys: FileValues) -> None:
-    rank, alpha = keys.get(f"{MODEL}.lora_rank", 0), keys.get(f"{MODEL}.lora_alpha", 16)
-    targets = keys.get(f"{MODEL}.target_modules", "all-linear")
+def _read_adapters(keys: FileValues, model: str = MODEL, dtype: str = f"{FSDP}.model_dtype") -> bool:
+    """Read the adapters below `model`. FSDP keeps frozen weights as trained ones are loaded, of type `dtype`.
+
+    Returns whether there are any.
+    """
+    rank, alpha = keys.get(f"{model}.lora_rank", 0), keys.get(f"{model}.lora_alpha", 16)
+    targets = keys.get(f"{model}.target_modules", "all-linear")
     if rank > 0:
-        keys.file.settings |= {
-            "training.lora.rank": rank,
-            "training.lora.alpha": alpha,
-            "training.lora.targets": targets
-            if targets == "all-linear" or isinstance(targets, list)
-            else [targets],
-        }
-        if str(keys.file.settings["strategy.kind"]).startswith("fsdp"):
-            _read_frozen_type(keys, f"{FSDP}.model_dtype")
-
-
-def _read_frozen_type(keys: FileValues, key: str) -> None:
-    """The type of frozen weights, which are kept as the trained ones are loaded: in fp32 by default."""
-    if keys.get(key, "fp32") in ("fp32", "float32", None):
-        keys.file.settings["training.frozen_dtype"] = "fp32"
+        keys.file.settings |= adapter_settings(rank, alpha, targets)
+        is_sharded = keys.file.settings["strategy.kind"] != "megatron"
+        if is_sharded and keys.get(dtype, "fp32") in ("fp32", "float32"):
+            keys.file.settings["training.frozen_dtype"] = "fp32"
+    return bool(rank > 0)
 
 
 def read_engine_values(
@@ -546,7 +554,11 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     keys = FileValues.nested(file, resolve_references(data), KEYS, _SFT_IDLE)
     settings = file.settings
     strategy = keys.get("model.strategy", "fsdp2")
-    if strategy not in _SFT_KINDS:
+    if not keys.has("model.strategy"):
+        file.note(
+            "model.strategy: taken as fsdp2, the default since May 2025, before which there was FSDP1 alone"
+        )
+    if strategy not in ("fsdp", "fsdp2"):
         raise NotSimulatedError(
             f"{name}: model.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
         )
@@ -558,11 +570,8 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "training.sequence_length": keys.count("data.max_length", 1024),
         "training.micro_batch_size": keys.count("data.micro_batch_size_per_gpu", 4),
         "training.precision": "bf16",
-        "training.optimizer_implementation": "foreach",
-        "strategy.kind": _SFT_KINDS[strategy],
-        "strategy.param_dtype": "bf16",
-        "strategy.reduce_dtype": "fp32",
     }
+    _set_fsdp(file, strategy)
     if keys.has("data.micro_batch_size") and not keys.has("data.micro_batch_size_per_gpu"):
         raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
     if keys.has("data.micro_batch_size"):
@@ -570,30 +579,15 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             "data.micro_batch_size: older releases cut it over the ranks; micro_batch_size_per_gpu counts"
         )
     file.global_batch_size = keys.count("data.train_batch_size", 256)
-    file.defaults["strategy.no_sync"] = False
-    if settings["strategy.kind"] == "fsdp2":
-        file.defaults["strategy.wrapping"] = "huggingface"
     file.epochs = keys.count("trainer.total_epochs", 4)
     keys.read("model.fsdp_config.model_dtype")
     offloads = keys.get("model.fsdp_config.offload_params", False)
     if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
         settings["strategy.cpu_offload"] = True
-    context = keys.count("ulysses_sequence_parallel_size", 1)
-    if context > 1:
-        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
-    rank = keys.get("model.lora_rank", 0)
-    if rank > 0:
-        targets = keys.get("model.target_modules", "all-linear")
-        settings |= {
-            "training.lora.rank": rank,
-            "training.lora.alpha": keys.get("model.lora_alpha", 16),
-            "training.lora.targets": [targets]
-            if targets != "all-linear" and isinstance(targets, str)
-            else targets,
-        }
-        _read_frozen_type(keys, "model.fsdp_config.model_dtype")
-        if strategy == "fsdp":
-            file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
+    _read_context(keys, "ulysses_sequence_parallel_size")
+    has_adapters = _read_adapters(keys, "model", "model.fsdp_config.model_dtype")
+    if has_adapters and strategy == "fsdp":
+        file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
     is_packed = keys.values.get("use_remove_padding") is True
     file.note(f"every sequence is {'taken at' if is_packed else 'padded to'} data.max_length")
     keys.finish()

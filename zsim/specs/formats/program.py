@@ -179,8 +179,4 @@ class ValuesProgram(TrainingProgram):
     """A program whose file has values by key. The module `read` of its folder reads them (`read_values`)."""
 
     def read(self, source: ProgramSource) -> TrainingFile:
-        return self.read_changed(source, {})
-
-    def read_changed(self, source: ProgramSource, changes: Mapping[str, Any]) -> TrainingFile:
-        """The settings in a file with `changes` of its values, see `read_file`."""
-        return read_file(source.text, self.reading_module().read_values, changes)
+        return read_file(source.text, self.reading_module().read_values)
