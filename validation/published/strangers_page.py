@@ -105,7 +105,7 @@ def _blind_lines(judged: Sequence[JudgedRun]) -> list[str]:
         "width is the median, as a part of the step. How it is made, and what it assumes:",
         "`zsim/validated/spread.py`.",
         "",
-        *_group_lines(judged, GROUPS | _OF_BLIND, is_studied=False),
+        *_group_lines(judged, {**GROUPS, **_OF_BLIND}, is_studied=False),
         "",
     ]
 
