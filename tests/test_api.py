@@ -221,7 +221,7 @@ def test_a_report_says_how_far_to_trust_its_step() -> None:
 def test_a_gpu_that_nobody_measured_is_named_as_such() -> None:
     experiment = zsim.Experiment(model="gpt2", cluster="mi300x-x8", gpus=8, strategy={"kind": "ddp"})
     found = there(zsim.simulate(experiment).report.validation)
-    assert "GPU mi300x-192gb without a validated run" in found.extrapolates
+    assert "GPU mi300x-192gb without a validated run of DDP" in found.extrapolates
 
 
 def test_a_result_shows_itself_in_a_notebook_and_draws_its_page() -> None:

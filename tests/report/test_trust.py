@@ -91,6 +91,22 @@ def test_what_is_not_measured_is_to_be_measured_the_largest_part_first(report: R
     assert "--ranks 8 --nodes 1" in alone.calibrate
 
 
+def test_a_lower_power_limit_that_servers_have_is_named_unless_the_limit_is_stated(report: Report) -> None:
+    """700 W over 500 W to the power of 0.5: products take 1.18 times as long."""
+    power = {"maximum": 700.0, "lower_limits": (600.0, 500.0), "exponent": 0.5}
+    gpu = {**CLUSTER["gpu"], "name": "chip", "power": power}
+
+    def limits(**changes: object) -> list[str]:
+        cluster = {**CLUSTER, "gpu": {**gpu, **changes}}
+        found = trust_of(replace(report, experiment={**report.experiment, "cluster": cluster})).uncounted
+        return [sentence for sentence in found if "power limit" in sentence]
+
+    (said,) = limits()
+    assert "some servers run chip at 500 W, where products take 1.18 times as long" in said
+    assert limits(power_limit=700.0) == []
+    assert limits(power={**power, "maximum": 500.0}) == []
+
+
 def test_a_known_step_needs_no_measurement(report: Report) -> None:
     hbm = [one for one in evidence_items(report) if one.cause == "hbm"]
     assert propose_measurements(hbm, "ours", 16, 8) == ()

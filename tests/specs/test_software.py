@@ -119,6 +119,16 @@ def test_a_year_is_the_last_release_of_what_the_job_runs(tmp_path: Path) -> None
     assert "transformers" not in software_note(torchtitan)
 
 
+def test_automodel_patches_models_with_liger_and_brings_tokens_by_deepep(tmp_path: Path) -> None:
+    """Its loss is of logits in fp32, which Liger's is not. DeepEP is the default from 0.2 on."""
+    dense = job_of(tmp_path, "NeMo AutoModel 0.2").training
+    assert (dense.liger, dense.cross_entropy, dense.stored_dtype) == (True, "eager", "bf16")
+    split = "[parallelism]\nexpert = 8"
+    releases = [job_of(tmp_path, f"automodel {number}", model="qwen3-30b-a3b", strategy=split)
+                for number in ("0.1", "0.2")]  # fmt: skip
+    assert [job.experiment.parallelism.dispatcher for job in releases] == [None, "deepep"]
+
+
 @pytest.mark.parametrize(
     ("release", "loss", "compiled_loss"),
     [
@@ -179,7 +189,11 @@ def test_several_are_a_list_or_one_text() -> None:
         ("torch", "without a release, expected one as in 'torch 2.15'"),
         ("torch 2.4, torch 2.1", "names torch twice, expected one release of it"),
         ("1999", "expected a year from 2019 to 2026"),
-        ("jax 0.4", "expected a year, or a release of transformers, torchtitan, torch, deepspeed, megatron"),
+        (
+            "jax 0.4",
+            "expected a year, or a release of transformers, torchtitan, automodel, torch, "
+            "deepspeed, megatron",
+        ),
     ],
 )
 def test_bad_names_get_the_nearest_right_one(tmp_path: Path, software: str, message: str) -> None:

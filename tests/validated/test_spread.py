@@ -11,11 +11,11 @@ import pytest
 
 from tests.validated.conftest import FEATURES, estimates
 from validation.published.open_settings import ACROSS_NODES, OpenStep, open_spreads, read_steps
-from validation.published.spread_fit import estimate_spread, fit_parts, mean_errors, score_quantiles
+from validation.published.spread_fit import estimate_spread, fit_parts, mean_errors, score_quantile
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.presets import gpu_preset_names
 from zsim.validated.features import KERNELS, NETWORK
-from zsim.validated.runs import ValidatedRun, validated_runs
+from zsim.validated.runs import BLIND, ValidatedRun, validated_runs
 from zsim.validated.spread import OPEN_SENTENCES, spread_estimates, spread_of, spread_parts
 
 Make = Callable[..., ValidatedRun]
@@ -124,12 +124,30 @@ def test_a_source_moves_the_interval_by_its_median_and_never_by_more_than_the_la
     assert mean_errors(runs) == {FEATURES.regime: pytest.approx(0.2125 * 0.99654, abs=1e-5)}
 
 
-def test_quantiles_are_two_sided_and_one_more_source_errs_the_other_way_round() -> None:
-    """Of 20 sources at +1 the mirror image has a twenty-first of the weight: less than the tenth left out."""
-    low, high = score_quantiles(np.ones(20), np.ones(20), 20)
-    assert (low, high) == (0.0, 1.0)
-    low, high = score_quantiles(np.ones(2), np.ones(2), 2)
-    assert (low, high) == (-1.0, 1.0)
+def test_runs_of_one_source_tell_less_than_as_many_of_several() -> None:
+    """Nine sources at 1 and runs at 2. Of eight sources eight are beyond the 80 %. Of one source they weigh
+    8 / (1 + 7 * 0.36) = 2.27 in 11.27: the 80 % of 9.02 lie between the last 1, whose middle is at 8.5, and
+    the first -2, at 9.14. Two of one source weigh 1.47 in 10.47, and 8.38 is a 1."""
+    nine = [f"s{n}" for n in range(9)]
+    assert score_quantile(np.r_[np.ones(9), 2 * np.ones(8)], [*nine, *(f"t{n}" for n in range(8))]) == 2.0
+    assert score_quantile(np.r_[np.ones(9), -2 * np.ones(8)], [*nine, *["t"] * 8]) == pytest.approx(
+        1.81, abs=0.01
+    )
+    assert score_quantile(np.r_[np.ones(9), 2 * np.ones(2)], [*nine, *["t"] * 2]) == pytest.approx(1.0)
+
+
+def test_sources_that_were_predicted_blind_set_the_width(make_run: Make) -> None:
+    """Six studied sources at 2 %, four blind ones at 20 % to either side: the interval of a job is as wide as
+    the blind ones ask for, and theirs is the part of a source that was never studied."""
+    studied = [make_run(f"s{n}", 0.02 * (-1) ** n) for n in range(6)]
+    blind = [replace(make_run(f"b{n}", 0.2 * (-1) ** n), role=BLIND) for n in range(4)]
+    found = estimate_spread([*studied, *blind])
+    assert found.shares["any run"] == pytest.approx(0.02, abs=0.003)
+    assert found.shares["unstudied source"] == pytest.approx(0.18, abs=0.01)
+    low, high = found.ends(FEATURES, spread_of(spread_parts(FEATURES, [*studied, *blind], found)))
+    assert (low, high) == pytest.approx((-0.2, 0.2), abs=1e-6)
+    alone = estimate_spread([*studied, *blind[:2]])  # too few: all sources set it
+    assert alone.high * (alone.shares["any run"] + alone.shares["unstudied source"]) < 0.2
 
 
 def test_runs_that_no_stranger_predicted_tell_nothing(make_run: Make) -> None:

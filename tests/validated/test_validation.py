@@ -119,8 +119,8 @@ def test_more_gpus_than_any_run_never_narrow_the_shipped_interval(framework: str
 def test_a_gpu_without_a_run_is_trusted_no_more_than_any_with_one() -> None:
     job = replace(FEATURES, strategy="FSDP1")
     known = [validation_of(replace(job, gpu=gpu)) for gpu in ("a100-sxm-80gb", "h100-sxm-80gb")]
-    unknown = validation_of(replace(job, gpu="mi300x-192gb"))
-    assert unknown.extrapolates == ("GPU mi300x-192gb without a validated run",)
+    unknown = validation_of(replace(job, gpu="gaudi3-128gb"))
+    assert unknown.extrapolates == ("GPU gaudi3-128gb without a validated run",)
     assert unknown.high - unknown.low >= max(one.high - one.low for one in known)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.expect import there
 from validation.published.coverage import JudgedRun, coverage_of, leave_one_source_out, mean_of_sources
+from validation.published.measured_experiments import recorded_experiments
 from validation.published.open_settings import open_spreads, read_steps
 from validation.published.predict import shipped_tables
 from validation.published.recorded import recorded_runs
@@ -16,12 +17,18 @@ from validation.published.shipped import shipped_texts
 from validation.published.strangers import strangers_runs
 from validation.published.strangers_page import GROUPS, found_out, strangers_lines
 from validation.published.table import read_runs
-from zsim.validated.runs import ESTIMATES, TABLE, validated_runs
+from zsim.validated.runs import ESTIMATES, TABLE, shipped_estimates, validated_runs
 
 
 @pytest.fixture(scope="module")
-def judged() -> list[JudgedRun]:
-    return leave_one_source_out(validated_runs())
+def all_judged() -> list[JudgedRun]:
+    return leave_one_source_out(validated_runs(), shipped_estimates()["open"])
+
+
+@pytest.fixture(scope="module")
+def judged(all_judged: list[JudgedRun]) -> list[JudgedRun]:
+    """The sources that were predicted blind, as a user's job is."""
+    return [row for row in all_judged if row.run.is_blind]
 
 
 def test_over_all_rows_72_to_90_percent_lie_within(judged: list[JudgedRun]) -> None:
@@ -32,21 +39,30 @@ def test_over_all_rows_72_to_90_percent_lie_within(judged: list[JudgedRun]) -> N
 
 @pytest.mark.parametrize("group", [name for name in GROUPS if GROUPS[name] is not None])
 def test_in_each_group_at_least_60_percent_do(judged: list[JudgedRun], group: str) -> None:
-    """Of groups of few rows, one in ten less: mixtures of experts are 20 rows of 7 sources."""
-    found = there(coverage_of(judged, GROUPS[group]))
+    """Of groups of few rows, one in ten less: offloading are 8 rows of 4 sources."""
+    holds = GROUPS[group]
+    assert holds is not None
+    found = there(coverage_of(row for row in judged if holds(row.run)))
     assert found.covered >= (0.60 if found.rows > 30 else 0.50)
 
 
 def test_misses_lie_on_both_sides(judged: list[JudgedRun]) -> None:
-    """None of the two is more than three quarters of them."""
+    """None of the two is more than four fifths of them: half of those above are of one source."""
     found = there(coverage_of(judged))
-    assert 0.25 <= found.above / (1 - found.covered) <= 0.75
+    assert 0.2 <= found.above / (1 - found.covered) <= 0.8
 
 
-def test_half_the_intervals_are_narrower_than_a_quarter_each_way(judged: list[JudgedRun]) -> None:
+def test_half_the_intervals_are_narrower_than_a_third_each_way(judged: list[JudgedRun]) -> None:
     """The trade against coverage that docs/accuracy.md publishes."""
-    assert there(coverage_of(judged)).half_width <= 0.26
-    assert there(coverage_of(judged, lambda job: not job.is_several)).half_width <= 0.15
+    assert there(coverage_of(judged)).half_width <= 0.33
+    assert there(coverage_of(judged, lambda job: not job.is_several)).half_width <= 0.30
+
+
+def test_intervals_as_wide_as_blind_sources_ask_for_hold_more_often_for_studied_ones(
+    all_judged: list[JudgedRun],
+) -> None:
+    found = there(coverage_of(row for row in all_judged if not row.run.is_blind))
+    assert found.covered >= 0.90
 
 
 def test_a_run_is_judged_without_its_own_source(make_judged: Callable[[float], JudgedRun]) -> None:
@@ -70,9 +86,11 @@ def make_judged() -> Callable[[float], JudgedRun]:
     return build
 
 
-def test_the_page_names_what_was_found_out(judged: list[JudgedRun]) -> None:
-    """As a stranger stands before as studied; vTrain's table guesses recomputation."""
-    page = "\n".join(strangers_lines(judged))
+def test_the_page_names_what_was_found_out(all_judged: list[JudgedRun]) -> None:
+    """Sources predicted blind stand first, as a stranger before as studied; vTrain's table guesses
+    recomputation."""
+    page = "\n".join(strangers_lines(all_judged))
+    assert page.index("| LoRA |") < page.index("developed with")
     assert page.index("as a stranger, mean") < page.index("as studied, mean")
     assert "act_ckpt" in found_out("vtrain-single")
     assert found_out("someone") == []
@@ -88,7 +106,8 @@ def test_the_shipped_table_has_every_published_row_that_was_predicted() -> None:
     """As `python validation/published/accuracy.py` leaves it: rows with a time and of no skipped role, with
     the recorded ones of tables that the checkout has not."""
     published = {run.row_id for run in read_runs(shipped_tables()).runs}
-    recorded = {run.row_id for run in recorded_runs()} | {run.row_id for run in strangers_runs()}
+    tables = (recorded_runs(), strangers_runs(), recorded_experiments())
+    recorded = {run.row_id for table in tables for run in table}
     validated = [run.row_id for run in validated_runs()]
     assert len(validated) == len(set(validated))
     assert recorded <= set(validated) <= published | recorded

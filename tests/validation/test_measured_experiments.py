@@ -94,7 +94,7 @@ def test_what_is_refused_is_named_and_the_others_are_predicted(
 
 def test_recorded_experiments_are_judged_by_the_interval_of_the_prediction() -> None:
     """A step measured as predicted lies inside, one of three times that outside and above; both stand in the
-    page's second table, which has no column for what was found out."""
+    page's first table, which has no column for what was found out."""
     row = {"row_id": "a-1", "source": "a", "experiment": EXPERIMENT, "measured_step_seconds": 1.0}
     found = predict_experiment(row)
     assert found.predicted_seconds is not None
@@ -108,10 +108,11 @@ def test_recorded_experiments_are_judged_by_the_interval_of_the_prediction() -> 
     low, high = found.predicted_range_seconds or (0.0, 0.0)
     half_width = (high - low) / 2 / found.predicted_seconds
     assert judged[0].half_width == pytest.approx(half_width)
-    page = "\n".join(strangers_lines(judged, judged))
-    section = page[page.index("## Runs as experiments") : page.index("largest causes")]
+    studied = [replace(row, run=replace(row.run, role="report")) for row in judged]
+    page = "\n".join(strangers_lines([*judged, *studied]))
+    section = page[page.index("## Sources predicted before") : page.index("developed with")]
     assert "| **all** | 2 | 1 | 33.3% |" in section
-    assert "as studied" not in section
+    assert "as studied, mean" not in section
 
 
 def test_another_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,14 +124,14 @@ def test_another_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_recording_replaces_the_rows_of_its_file_alone() -> None:
     """Of two recorded rows one is predicted anew, and one is in another file. A third, in the file, could
-    not be simulated and loses what was recorded of it.
+    not be simulated and loses what was recorded of it. The first error stays the stranger's.
     """
     first = recorded_experiments()[0]
     runs = [replace(first, row_id=name) for name in ("a", "b", "c")]
-    anew = replace(first, row_id="b", stranger_error=0.5)
+    anew = replace(first, row_id="b", error=0.5, stranger_error=0.5)
     merged = merge_experiments(runs, [{"row_id": "b"}, {"row_id": "c"}], [anew])
-    assert [(run.row_id, run.stranger_error) for run in merged] == [
-        ("a", first.stranger_error), ("b", 0.5)
+    assert [(run.row_id, run.error, run.stranger_error) for run in merged] == [
+        ("a", first.error, first.stranger_error), ("b", 0.5, first.stranger_error)
     ]  # fmt: skip
 
 

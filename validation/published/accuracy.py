@@ -19,7 +19,7 @@ from pathlib import Path
 
 from validation.kernels.__main__ import section as kernel_section
 from validation.published.check import check_published
-from validation.published.coverage import JudgedRun, judge_runs, leave_one_source_out
+from validation.published.coverage import JudgedRun, leave_one_source_out
 from validation.published.frameworks import framework_lines
 from validation.published.measured_experiments import recorded_experiments
 from validation.published.open_settings import open_spreads, read_steps
@@ -27,7 +27,6 @@ from validation.published.predict import shipped_tables
 from validation.published.recorded import merge_runs, recorded_runs
 from validation.published.regimes import accuracy_lines, regime_lines
 from validation.published.shipped import format_validated_table, shipped_texts
-from validation.published.spread_fit import estimate_spread
 from validation.published.strangers import join_strangers, strangers_runs
 from validation.published.strangers_page import strangers_lines
 from validation.published.table import read_runs
@@ -155,7 +154,7 @@ def write_ranges() -> None:
     known = {run.row_id for run in read_runs(shipped_tables()).runs}
     known |= {run.row_id for run in recorded_runs()}
     kept = [run for run in studied if run.row_id in known]
-    runs = read_validated(format_validated_table(join_strangers(kept, strangers)))
+    runs = _read_back([*join_strangers(kept, strangers), *recorded_experiments()])
     opened = open_spreads(read_steps())
     for path, text in zip((TABLE, ESTIMATES), shipped_texts(runs, opened), strict=True):
         path.write_text(text, encoding="utf-8")
@@ -169,14 +168,14 @@ def write_ranges() -> None:
 
 
 def _judged_lines(judged: Sequence[JudgedRun], runs: Sequence[ValidatedRun]) -> list[str]:
-    """The tables of docs/accuracy.md that need no prediction: errors as a stranger, by regime, and ranges."""
-    return [*strangers_lines(judged, _judged_experiments(runs)), *regime_lines(judged, runs)]
+    """The tables of docs/accuracy.md that need no prediction: errors blind and as a stranger, by regime, and
+    ranges."""
+    return [*strangers_lines(judged), *regime_lines([run for run in runs if not run.is_blind])]
 
 
-def _judged_experiments(runs: Sequence[ValidatedRun]) -> list[JudgedRun]:
-    """The recorded experiments, judged by the intervals that `runs` make."""
-    opened = open_spreads(read_steps())
-    return judge_runs(recorded_experiments(), runs, estimate_spread(runs, open_settings=opened))
+def _read_back(runs: Sequence[ValidatedRun]) -> tuple[ValidatedRun, ...]:
+    """The runs as the shipped table has them, with errors to five digits."""
+    return read_validated(format_validated_table(runs))
 
 
 def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
@@ -184,7 +183,7 @@ def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
     returns the runs, read back."""
     found = validated_runs_of(read_runs(shipped_tables()).runs, result.rows)
     joined = join_strangers(merge_runs(found, recorded_runs()), strangers_runs())
-    runs = read_validated(format_validated_table(joined))
+    runs = _read_back([*joined, *recorded_experiments()])
     texts = shipped_texts(runs, open_spreads(read_steps()))
     for path, text in zip((TABLE, ESTIMATES), texts, strict=True):
         path.write_text(text, encoding="utf-8")

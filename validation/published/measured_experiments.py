@@ -9,8 +9,9 @@ experiment file), a `row_id`, a `source` and, where they were published, `measur
 the same figure of zsim's. `--rows` takes rows whose names contain TEXT. Each row is simulated as it stands,
 as somebody who never saw its source would write it: no rule of published_sources.toml applies. With
 `--studied` those do that say what was found out of its source. `--record` writes the errors and what they
-depend on to `TABLE`, in place of those of the same rows. docs/accuracy.md is made from it, and no interval
-is. Exit code 2 says what is wrong with the file.
+depend on to `TABLE`, in place of those of the same rows, and keeps the first error of a row: a source is
+predicted blind once. Intervals and docs/accuracy.md are made of the first errors. Exit code 2 says what is
+wrong with the file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log
 from pathlib import Path
 from statistics import fmean
@@ -34,7 +35,7 @@ from zsim.report.report import Report
 from zsim.specs.experiment.load import change_experiment
 from zsim.study.measured.prediction import error_figures
 from zsim.validated.features import Features
-from zsim.validated.runs import Settings, ValidatedRun, read_validated
+from zsim.validated.runs import BLIND, Settings, ValidatedRun, read_validated
 
 TABLE = Path(__file__).resolve().parent / "experiment_errors.csv"
 _MEMORY = ("allocated", "reserved", "device")
@@ -141,7 +142,7 @@ def recorded_experiments(path: Path = TABLE) -> list[ValidatedRun]:
 def validated_experiments(
     rows: Iterable[Mapping[str, Any]], errors: Iterable[ExperimentError]
 ) -> list[ValidatedRun]:
-    """The predicted experiments as validated runs, whose errors as studied are a stranger's."""
+    """The predicted experiments as validated runs, predicted blind."""
     validated = []
     for row, found in zip(rows, errors, strict=True):
         if found.features is None or not (found.measured_seconds and found.predicted_seconds):
@@ -152,13 +153,13 @@ def validated_experiments(
             training.get("sequence_length", 0),
             training.get("micro_batch_size", 0),
             training.get("gradient_accumulation_steps", 1),
-            str(training.get("precision", "")),
+            ", ".join([str(training.get("precision", "")), *(["LoRA"] if training.get("lora") else [])]),
             0.0,
         )
         error = log(found.measured_seconds / found.predicted_seconds)
         validated.append(
             ValidatedRun(
-                found.row_id, found.source, "report", row.get("tier", ""), found.features, settings,
+                found.row_id, found.source, BLIND, row.get("tier", ""), found.features, settings,
                 error, error, *found.input_ends,
             )
         )  # fmt: skip
@@ -168,9 +169,14 @@ def validated_experiments(
 def merge_experiments(
     recorded: Iterable[ValidatedRun], rows: Iterable[Mapping[str, Any]], predicted: Iterable[ValidatedRun]
 ) -> list[ValidatedRun]:
-    """The recorded runs with those of `rows` as they are predicted now. One that no longer is has none."""
-    names = {row["row_id"] for row in rows}
-    return [*(run for run in recorded if run.row_id not in names), *predicted]
+    """The recorded runs with those of `rows` as they are predicted now, the error of their first prediction
+    being the stranger's. One that no longer is predicted has none."""
+    names, first = {row["row_id"] for row in rows}, {run.row_id: run for run in recorded}
+    anew = [
+        replace(run, stranger_error=first[run.row_id].stranger_error) if run.row_id in first else run
+        for run in predicted
+    ]
+    return [*(run for name, run in first.items() if name not in names), *anew]
 
 
 def _kind(experiment: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ _OPEN = """
 # (validation/published/open_settings.py).
 """
 _SCORES = """
-# The quantiles of signed errors over spreads between which 80 % lie, every source alike.
+# The errors over spreads between which 80 % lie, of the sources that were predicted blind.
 """
 _UNEXPLAINED = """
 # The mean error of a regime's sources that is not explained, ln(measured / predicted).
@@ -55,7 +55,8 @@ def shipped_texts(
 ) -> tuple[str, str]:
     """The texts of validated_runs.csv and validated_errors.toml."""
     estimates = estimate_spread(runs, open_settings=open_settings)
-    ratios, shared = (estimate_ratio_errors(runs, is_shared=is_shared) for is_shared in (False, True))
+    compared = [run for run in runs if not run.is_blind]  # of the others not every setting is recorded
+    ratios, shared = (estimate_ratio_errors(compared, is_shared=is_shared) for is_shared in (False, True))
     return format_validated_table(runs), "".join(
         [
             *_spread_texts(estimates),

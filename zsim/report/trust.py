@@ -18,6 +18,7 @@ from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
 from zsim.report.views.result import Column, Displayable, Figures, ItemColumn, ResultTable, table_of
 from zsim.report.views.text.plain import paragraph, shell, table, text_table
 from zsim.report.views.text.sentences import headline
+from zsim.specs.cluster.files import load_power_law
 from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
 from zsim.units import format_seconds
 from zsim.validated.features import Features
@@ -450,12 +451,30 @@ def trust_of(report: Report) -> Trust:
         validation=validation,
         nearest=nearest_runs(validation.features, length),
         stages=(*width_stages(validation.features), *input_stages(validation)),
-        uncounted=uncounted_respects(validation.features, length, precision),
+        uncounted=(*uncounted_respects(validation.features, length, precision), *_lower_limits(cluster)),
         out_of_range=tuple(note for note in report.notes if note.startswith("extrapolated: ")),
         grounds=items,
         measure=propose_measurements(items, name, validation.features.nodes, per_node),
         smaller=smaller,
         smaller_bound=ratio_bound(kinds, is_shared=report.is_shared),
+    )
+
+
+def _lower_limits(cluster: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence on the lowest limit of power at which servers run the cluster's GPUs, if its file knows any.
+
+    A GPU whose limit is stated has none."""
+    power = (gpu := cluster.get("gpu") or {}).get("power") or {}
+    limits = [watts for watts in power.get("lower_limits") or () if watts < power["maximum"]]
+    if not limits or gpu.get("power_limit"):
+        return ()
+    exponent = load_power_law().exponent if power["exponent"] is None else power["exponent"]
+    name, limit = gpu["name"], f"{min(limits):.0f} W"
+    times = (power["maximum"] / min(limits)) ** exponent
+    return (
+        f"a power limit of {power['maximum']:.0f} W: some servers run {name} at {limit}, where products take "
+        f"{times:.2f} times as long (nvidia-smi -q -d POWER shows it, and a cluster's file says it by "
+        f'gpu = {{ extends = "{name}", power_limit = "{limit}" }})',
     )
 
 

@@ -24,6 +24,8 @@ from zsim.validated.features import NUM_CELLS, Features
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 TABLE = PRESETS / "validated_runs.csv"
 ESTIMATES = PRESETS / "validated_errors.toml"
+BLIND = "blind"
+"""The role of runs that were predicted before anything was known of their source, and not changed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,11 @@ class ValidatedRun:
     """The step with the job's inputs at the fast end of their spreads, as a multiple of the predicted one."""
     input_slow: float = 1.0
     """The same at their slow end."""
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the run was predicted before anything was known of its source."""
+        return self.role == BLIND
 
     @property
     def error_for_others(self) -> float:

@@ -3,16 +3,20 @@
 # [Note: what an interval assumes]
 Runs of one source have errors that are not exchangeable with those of another source, so 500 runs of one
 source say little more about a new run than 50 do. Sources are taken to be exchangeable, the job's among
-them: every source has the same weight (the hierarchical setting of Y. Lee, R. Barber and R. Willett,
-"Distribution-free inference with hierarchical data", 2023).
+them (the hierarchical setting of Y. Lee, R. Barber and R. Willett, "Distribution-free inference with
+hierarchical data", 2023). A job's source is exchangeable with blind sources alone (role blind), whose runs
+were predicted before anything was known of them. Studied sources are not like it: zsim was changed until
+their errors were explained, and these are half as large. So blind sources alone set how wide ranges are, and
+studied ones tell with them by how much errors differ between jobs.
 
 Errors are larger on some jobs than on others, so that they are measured in units of a spread that is the
 job's own: normalised conformal prediction (J. Lei, M. G'Sell, A. Rinaldo, R. Tibshirani and L. Wasserman,
 "Distribution-free predictive inference for regression", JASA 2018, section 5.2). The spread is a sum: what
-any run costs, and what each further respect adds in which the job is harder (`RESPECTS_OF_JOBS`) or in which
-no run of another source vouches for it (`zsim.validated.extrapolation`). The parts are fitted to absolute
-errors, none of them below zero. Settings that the job leaves open (`OPEN_SENTENCES`) are inputs that may be
-otherwise: the spread of the step over their choices adds to it in squares.
+any run costs, what a source adds that was never studied, and what each further respect adds in which the job
+is harder (`RESPECTS_OF_JOBS`) or in which no run of another source vouches for it
+(`zsim.validated.extrapolation`). The parts are fitted to absolute errors of all sources, each with the same
+weight, none of the parts below zero. Settings that the job leaves open (`OPEN_SENTENCES`) are inputs that
+may be otherwise: the spread of the step over their choices adds to it in squares.
 
 Where the sources of a regime (a framework, on one node or on several, GPUs of before bf16 apart) err to the
 same side, the interval is about the mean of their median errors and not about zero: what is not explained
@@ -20,9 +24,10 @@ moves the interval, and never the prediction. The mean m of n sources counts as 
 m (1 - s^2 / n m^2), the positive-part shrinkage of W. James and C. Stein ("Estimation with quadratic loss",
 1961) with the sources' variance s^2.
 
-The interval lies between two quantiles of signed errors in units of the spread, so that it may be wider on
-one side. Each source is judged by parts and quantiles of the others (docs/accuracy.md), so that coverage is
-measured, not proven, and holds for jobs like the published ones.
+The interval is a quantile of the blind sources' absolute errors in units of the spread, to either side. Two
+quantiles of signed errors would need more sources: with 22, left out one at a time, intervals that hold as
+often were a fifth wider. Each source is judged by parts and quantiles of the others (docs/accuracy.md), so
+that coverage is measured, not proven, and holds for jobs like the published ones.
 
 Ranges, with the shift of a regime, are made of published runs of role report too, as they say how far off
 zsim is. No number that a prediction is made of is taken from them.
@@ -41,6 +46,7 @@ from zsim.validated.features import ALLOCATOR, HOST, NETWORK, OFFLOADING, Featur
 from zsim.validated.runs import ValidatedRun, shipped_estimates
 
 ANY = "any run"
+UNSTUDIED = "unstudied source"
 OPEN_SENTENCES: Mapping[str, str] = {
     "dispatcher": "what brings tokens to their experts is not stated, and the network bounds the step",
     "hidden dispatcher": "what brings tokens to their experts is not stated",
@@ -64,6 +70,7 @@ class JobRespect:
 
 RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
     ANY: JobRespect(lambda job: True, "what any run costs"),
+    UNSTUDIED: JobRespect(lambda job: True, "what a source adds that was never studied"),
     "several nodes": JobRespect(lambda job: job.is_several, "several nodes"),
     "network": JobRespect(lambda job: job.binding == NETWORK, "bound by the network"),
     "host": JobRespect(lambda job: job.binding == HOST, "bound by the host"),
@@ -75,7 +82,7 @@ RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
         lambda job: job.lacks_bf16, "a GPU without bf16, with kernels and software of its time"
     ),
 }
-"""By name; the first holds for every job."""
+"""By name. The first two hold for every job: of the validated runs, the second holds for blind ones alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class SpreadEstimates:
     open: Mapping[str, float]
     """The spread of the step over the choices of an open setting, as a logarithm."""
     low: float
-    """The lower quantile of errors in units of the spread, below 0."""
+    """The lower end of errors in units of the spread, below 0."""
     high: float
     """The upper one, above 0."""
     unexplained: Mapping[str, float] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from zsim.validated.errors import FIRST_DISSIMILAR_CELL, FRAMEWORK_CELL
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
 from zsim.validated.runs import ValidatedRun, validated_runs
-from zsim.validated.spread import ANY, SpreadEstimates, spread_estimates, spread_of, spread_parts
+from zsim.validated.spread import ANY, UNSTUDIED, SpreadEstimates, spread_estimates, spread_of, spread_parts
 from zsim.validated.validation import Validation, widen_for_input
 
 _DTYPES = (
@@ -49,17 +49,21 @@ def width_stages(
     for count, part in enumerate(components, start=1):
         spread = spread_of(components[:count])
         ends = estimates.ends(job, spread)
-        stages.append(_stage(ends, _describe_any(runs) if part.name == ANY else part.sentence))
+        stages.append(_stage(ends, part.sentence + _describe_errors(part.name, runs)))
     return tuple(stages)
 
 
-def _describe_any(runs: Sequence[ValidatedRun]) -> str:
-    judged = [run for run in runs if run.stranger_error is not None]
+def _describe_errors(part: str, runs: Sequence[ValidatedRun]) -> str:
+    """Whose errors the part is made of. Empty for parts that are made of all of them."""
+    judged = [run for run in runs if run.stranger_error is not None and (run.is_blind or part == ANY)]
+    how = {
+        ANY: "each as a stranger would have written it",
+        UNSTUDIED: "predicted before anything was known of them",
+    }.get(part)
     count, sources = len(judged), len({run.source for run in judged})
-    return (
-        f"what any run costs, by the errors of {format_count(count, 'run')} of "
-        f"{format_count(sources, 'source')}, each as a stranger would have written it"
-    )
+    if how is None:
+        return ""
+    return f", by the errors of {format_count(count, 'run')} of {format_count(sources, 'source')}, {how}"
 
 
 def input_stages(validation: Validation) -> tuple[WidthStage, ...]:

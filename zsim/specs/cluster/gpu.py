@@ -331,6 +331,9 @@ class Power(Table):
     communication: Watts | None = Field(
         default=None, description="while only collectives run; left out: as `memory_bound`"
     )
+    lower_limits: tuple[Watts, ...] = Field(
+        default=(), description="limits at which some servers run the same board; left out: none is known"
+    )
     exponent: float | None = Field(
         default=None,
         gt=0,
