@@ -25,6 +25,8 @@ from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_lim
 
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 MAX_SAMPLES = 2**18
+MAX_SIMULATED_SAMPLES = 4096  # with more, a part of the replicas is simulated
+_MAX_TURNS = 2**19  # of all simulated samples
 """Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
 8,192). Drawing and packing more takes longer than anybody waits."""
 STREAMED_PROMPTS = 16  # of a replica under way at once in verl's stream, see [Note: stream] of `loop`
@@ -370,7 +372,7 @@ def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> J
 
 
 def _check_size(table: RlTable) -> None:
-    """Raises InputError for more samples than are simulated."""
+    """Raises InputError for more samples, or more turns, than are simulated."""
     drawn = table.prompts_per_step * table.samples_per_prompt
     started = drawn * table.over_sampling * table.sampling_rounds
     if started > MAX_SAMPLES:
@@ -379,6 +381,12 @@ def _check_size(table: RlTable) -> None:
             f"rl.prompts_per_step: found {table.prompts_per_step:,} x samples_per_prompt "
             f"{table.samples_per_prompt:,}{factors} = {started:,.0f} samples of a step, expected at most "
             f"{MAX_SAMPLES:,}; simulate a part of the prompts on the same part of the GPUs"
+        )
+    simulated, turns = ceil(min(started, MAX_SIMULATED_SAMPLES)), table.environment.turns
+    if simulated * turns > _MAX_TURNS:
+        raise InputError(
+            f"rl.environment.turns: found {turns:,}, with {simulated:,} samples {simulated * turns:,} turns in "
+            f"a step; expected at most {_MAX_TURNS // simulated:,}"
         )
 
 
