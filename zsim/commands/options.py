@@ -135,8 +135,8 @@ class ExperimentOptions:
         It may also be another program's training file. A model and cluster that such a file does not name
         must then be on the command line.
         """
+        from zsim.specs.experiment.source import experiment_of
         from zsim.specs.presets import is_topology, near_topologies, server_of_gpu
-        from zsim.study.experiment_source import experiment_of
 
         overrides = settings(self.set_)
         if self.gpu is not None and self.cluster is not None:
@@ -231,7 +231,7 @@ def takes_experiment(*, without: Collection[str] = (), help: str = "") -> Callab
 
 def settings(texts: Iterable[str] | None) -> dict[str, Any]:
     """The values of `--set`, by dotted key."""
-    from zsim.study.experiment_source import parse_setting
+    from zsim.specs.experiment.source import parse_setting
 
     return dict(parse_setting(text) for text in texts or ())
 

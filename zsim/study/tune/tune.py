@@ -12,9 +12,9 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.run.run import TrainingRunTable
+from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES
-from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.study.tune.axes import LOSSES, PARALLELISM, Candidate, axis_names
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
