@@ -274,7 +274,7 @@ def test_a_pass_without_backward_is_about_a_third_of_training() -> None:
         ),
         (
             {"environment": {"turns": 5000}},
-            r"rl.environment.turns: found 5,000, with 128 samples 640,000 turns in a step; expected at most 4,096$",
+            r"rl.environment.turns: found 5,000 with 128 samples, .* expected at most 4,096$",
         ),
         (
             {"lengths": {"prompt": {"mean": 100}, "response": {"mean": 3000}, "max_response": 4000}},

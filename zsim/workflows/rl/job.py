@@ -385,8 +385,8 @@ def _check_size(table: RlTable) -> None:
     simulated, turns = ceil(min(started, MAX_SIMULATED_SAMPLES)), table.environment.turns
     if simulated * turns > _MAX_TURNS:
         raise InputError(
-            f"rl.environment.turns: found {turns:,}, with {simulated:,} samples {simulated * turns:,} turns in "
-            f"a step; expected at most {_MAX_TURNS // simulated:,}"
+            f"rl.environment.turns: found {turns:,} with {simulated:,} samples, {simulated * turns:,} "
+            f"turns in a step; expected at most {_MAX_TURNS // simulated:,}"
         )
 
 
