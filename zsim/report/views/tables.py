@@ -181,7 +181,7 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
     billion_seconds = 1e9 / report.step_tokens * report.step_seconds
     gpu_hours = billion_seconds * report.simulation.world_size / 3600
     tokens = "" if cost.tokens is None else f"{cost.tokens:.4g} tokens"
-    yield "days", _format_optional(cost.days, "{:,.1f}"), f"{billion_seconds / 86400:,.3g}", "", tokens
+    yield "days", _format_optional(cost.days, "{:,.1f}"), format_amount(billion_seconds / 86400), "", tokens
     yield "GPU-hours", format_amount(cost.gpu_hours), f"{gpu_hours:,.1f}", "", ""
     if cost.gpu_hour_price is not None:
         yield (
