@@ -296,7 +296,7 @@ def first_over_capacity(
 
 
 def _load(finding: OutOfMemory) -> float:
-    """What is missing at the peak, as a part of the capacity."""
+    """The bytes that are missing at the peak, as a part of the capacity."""
     return finding.peak_missing_bytes / max(1, finding.capacity_bytes)
 
 
