@@ -43,9 +43,9 @@ from typing import Any
 import numpy as np
 import simpy
 
-from zsim.workflows.rl.job import MAX_SIMULATED_SAMPLES, RlJob
+from zsim.workflows.rl.job import RlJob
 from zsim.workflows.rl.phases import PhaseTimes
-from zsim.workflows.rl.samples import draw_samples
+from zsim.workflows.rl.samples import MAX_SIMULATED_SAMPLES, draw_samples
 from zsim.workflows.rollout.replica import Replica
 from zsim.workflows.rollout.requests import EngineLog, SampleRequest
 
