@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,35 @@ def test_a_report_has_every_promised_field(result: zsim.Result) -> None:
     assert report["simulation"]["rank_classes"] == 1
     assert report["simulation"]["world_size"] == 16
     assert json.loads(json.dumps(report)) == report
+
+
+def test_an_experiment_a_dict_and_a_path_are_the_same_job(tmp_path: Path) -> None:
+    """The object, its tables as tomllib reads them, and the file's path as str and as another PathLike."""
+    text = 'model = "gpt2"\ncluster = "dgx-h100"\ngpus = 2\n\n[strategy]\nkind = "fsdp2"\n'
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    sources = (zsim.Experiment(**tomllib.loads(text)), tomllib.loads(text), str(path), _Location(path))
+    steps = {zsim.simulate(source).report.step_seconds for source in sources}
+    assert len(steps) == 1
+    plans = {zsim.make_plan(source).program.ops[-1].name for source in sources}
+    assert len(plans) == 1
+
+
+class _Location:
+    """A path that is no pathlib.Path."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
+def test_anything_else_than_an_experiment_is_one_error() -> None:
+    with pytest.raises(zsim.InputError, match="experiment: found list, expected a path"):
+        zsim.simulate([])  # type: ignore[arg-type]
+    with pytest.raises(zsim.InputError, match="unknown key 'modell'; did you mean 'model'"):
+        zsim.simulate({"modell": "gpt2"})
 
 
 def test_the_breakdown_adds_up_to_the_step(result: zsim.Result) -> None:

@@ -20,6 +20,7 @@ from zsim.report.report import Report
 from zsim.report.views.result import Displayable, Figures
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.trace.trace import Trace
 from zsim.validated.verdict import verdict_content
@@ -100,9 +101,9 @@ class Result(Displayable):
         return trust_of(self.report)
 
 
-def make_plan(experiment: Experiment) -> Plan:
+def make_plan(experiment: ExperimentSource) -> Plan:
     """The plan of one steady step for every rank: ops, bytes, streams. Nothing is simulated."""
-    return make.make_plan(resolve(experiment))
+    return make.make_plan(resolve(experiment_of(experiment)))
 
 
 @garbage_collection.pause()

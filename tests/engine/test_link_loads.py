@@ -61,3 +61,6 @@ def test_a_link_is_busy_while_its_collective_runs() -> None:
     first = int(min(starts) / trace.step_seconds * num_frames)
     assert not busy[:first].any()
     assert np.count_nonzero(busy[first:]) > 5
+    fine = link_loads(outcome, 20_000)[cards.first : cards.first + cards.count].max(axis=0)
+    waited = np.flatnonzero(fine)[0] * trace.step_seconds / 20_000 - min(starts)
+    assert 20e-6 < waited < 200e-6, "bytes move when the latency of a ring over two nodes is over"

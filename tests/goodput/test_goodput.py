@@ -27,7 +27,7 @@ from zsim.plan.ops import Plan
 from zsim.plan.workload.workload import Workloads
 from zsim.report.views.text.sentences import format_trust
 from zsim.study.whole_runs import simulate_run
-from zsim.units import format_seconds
+from zsim.units import format_amount, format_seconds
 
 STATED = {"every": "20 min", "blocking": "5 s", "durable": "60 s", "load": "1 min", "bytes": "96 GB"}
 CONTRACT = {
@@ -107,6 +107,20 @@ def test_no_failures_and_free_saves_take_the_steps_time() -> None:
     assert run.expected_days == pytest.approx(
         run.runs.scenario.steps * run.prepared.first.step_seconds / 86_400
     )
+
+
+def test_a_run_of_years_is_written_without_exponents() -> None:
+    """Above 1,000 days, whose interval was "1.73e+03 to 2.18e+03"."""
+    free = {**STATED, "blocking": "0 s", "durable": "0 s"}
+    run = simulate_run(
+        experiment(tokens="50T", checkpoint=free, failures={"per_1000_node_days": 0}), compares=False
+    )
+    days = run.expected_days
+    assert days is not None
+    assert days > 1000
+    said = " ".join(" ".join(goodput_lines(run)).split())
+    assert f"steps take {days:,.2f} days" in said
+    assert re.search(r"Days in proportion: \d+,\d{3} to \d+,\d{3}\.", said)
 
 
 def test_the_text_fits_a_terminal(whole: Any) -> None:
@@ -208,7 +222,7 @@ def test_the_page_says_what_the_days_rest_on(whole: Any) -> None:
     assert "compute " in evidence
     assert format_trust(report) in whence
     days = [whole.expected_days * end / report.step_seconds for end in (low, high)]
-    assert f"Days in proportion: {days[0]:.3g} to {days[1]:.3g}." in whence
+    assert f"Days in proportion: {format_amount(days[0])} to {format_amount(days[1])}." in whence
     for name, table in whole.sources.items():
         assert rows[name] == (table.evidence, table.source)
 

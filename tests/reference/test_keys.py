@@ -152,6 +152,12 @@ def test_an_entry_says_type_default_kinds_and_other_programs_words() -> None:
         assert part in text
 
 
+def test_limits_are_written_in_full() -> None:
+    """2^27 tokens were "at most 1.34218e+08"."""
+    (entry,) = find_keys("training.lengths.low")
+    assert entry.allowed == ("above 0", "at most 134,217,728")
+
+
 def test_text_for_the_terminal_is_at_most_80_columns_wide() -> None:
     lines = [line for key in EVERY for line in entry_lines(key)] + list(table_lines(find_keys("training")))
     assert [line for line in lines if len(line) > 80 and not line.endswith(" file)")] == []

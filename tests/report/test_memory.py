@@ -107,6 +107,14 @@ def test_the_first_op_over_capacity_is_named_with_what_is_missing(
     assert (finding.capacity_bytes, finding.least_gpus) == (65, None)
 
 
+def test_what_lacks_at_the_peak_is_that_of_the_fullest_rank(make_memory: Callable[..., MemoryEvents]) -> None:
+    """Rank 3 is the first over 65, by 1 and by 5 at its peak of 70; rank 0 lacks 20 at its peak of 85."""
+    events = [*STEP, (3, 0.5, "gpu", "activations", 66, "early"), (3, 3.5, "gpu", "activations", 4, "late")]
+    finding = there(first_over_capacity(make_memory(events), {"gpu": 65}))
+    assert (finding.op, finding.rank, finding.missing_bytes) == ("early", 3, 1)
+    assert finding.peak_missing_bytes == memory_peaks(make_memory(events))["gpu"].total - 65 == 20
+
+
 def test_an_op_issued_ahead_of_the_step_is_at_its_start(make_memory: Callable[..., MemoryEvents]) -> None:
     """A host that is 2.3 s ahead issues the first ops of a step while the one before still runs. The GPU is
     over by then already, the host only later in the step."""

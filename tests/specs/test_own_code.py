@@ -17,10 +17,10 @@ from zsim.cli import app
 from zsim.errors import InputError
 from zsim.specs.experiment.load import build_experiment, change_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.source import experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.user_code import UserCode
 from zsim.study.check.check import run_check
-from zsim.study.experiment_source import experiment_of
 from zsim.study.sweep.points import study_points
 from zsim.study.sweep.study_file import load_study
 from zsim.ui.form import make_form

@@ -164,6 +164,15 @@ def test_too_many_stages_name_how_many_there_may_be(less: int, virtual: int, mos
         resolved(table | ends, "fsdp2")
 
 
+def test_layers_that_do_not_divide_name_ends_with_which_they_would() -> None:
+    """DeepSeek-V3's 61 layers on 4 stages are 16 each with 1 and 2 less at the ends."""
+    with pytest.raises(InputError, match=r"first_stage_less_layers = 1 and last_stage_less_layers = 2$"):
+        resolved({"pipeline": 4}, "megatron", model="deepseek-v3")
+    ends = {"first_stage_less_layers": 1, "last_stage_less_layers": 2}
+    taken = resolved({"pipeline": 4, **ends}, "megatron", model="deepseek-v3").parallelism
+    assert taken.layers_per_stage == (15, 16, 16, 14)
+
+
 @pytest.mark.parametrize(
     ("less", "virtual", "hint"),
     [

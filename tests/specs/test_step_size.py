@@ -39,9 +39,13 @@ def test_a_step_of_many_blocks_is_announced_with_what_makes_it_shorter() -> None
     assert words(job(79)) is None
     said = words(job(79, **PIPELINE))
     assert said is not None
-    assert said.startswith("32 blocks of 79 micro-batches are simulated one by one")
+    assert said.startswith(
+        "32 blocks of 79 micro-batches are simulated one by one, in 252.80 MB to 2.28 GB of"
+    )
     assert "simulation.every_micro_batch = false" in said
     assert words(job(1000, simulation={"every_micro_batch": False}, **PIPELINE)) is None
+    deep = words(job(1, model={"extends": "llama-3-8b", "num_hidden_layers": 3000}))
+    assert deep == "3,000 blocks are simulated one by one, in 300.00 MB to 2.70 GB of memory"
 
 
 def test_more_blocks_than_any_machine_takes_are_refused_with_the_way_out() -> None:

@@ -29,7 +29,10 @@ def test_a_job_like_a_run_extrapolates_nothing(make_run: Callable[..., Validated
         ({"is_mixture": True}, "no validated run of FSDP of a mixture of experts"),
         ({"gpus": 64, "nodes": 8}, "more GPUs than any validated run of FSDP (16)"),
         ({"parameters": 7 * 10**10}, "more parameters than any validated run of FSDP (8e9)"),
-        ({"binding": "the network"}, "no validated run of FSDP on several nodes is bound by the network"),
+        (
+            {"binding": "the network"},
+            "no validated run of FSDP on several nodes waits as much for the network",
+        ),
     ],
 )
 def test_each_respect_is_named_by_itself(

@@ -48,7 +48,7 @@ def test_a_binding_that_no_run_has_is_judged_by_all_of_the_strategy(
     runs = [make_run("one", 0.1), make_run("two", -0.2, binding="the network")]
     found = validation_of(replace(FEATURES, binding="the host"), runs, NONE)
     assert (found.regime, found.runs) == ("FSDP, several nodes, FSDP2", 2)
-    assert found.extrapolates == ("no validated run of FSDP on several nodes is bound by the host",)
+    assert found.extrapolates == ("no validated run of FSDP on several nodes waits as much for the host",)
 
 
 def test_without_runs_of_its_like_there_are_no_errors_but_an_interval(

@@ -277,6 +277,10 @@ def test_a_pass_without_backward_is_about_a_third_of_training() -> None:
             r"8 x over_sampling x sampling_rounds = 524,288 samples",
         ),
         (
+            {"environment": {"turns": 5000}},
+            r"rl.environment.turns: found 5,000 with 128 samples, .* expected at most 4,096$",
+        ),
+        (
             {"lengths": {"prompt": {"mean": 100}, "response": {"mean": 3000}, "max_response": 4000}},
             r"training.sequence_length: found 2,048, but prompts and responses .* up to",
         ),

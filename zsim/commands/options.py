@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_type_hints
 
 import typer
 
@@ -135,8 +135,8 @@ class ExperimentOptions:
         It may also be another program's training file. A model and cluster that such a file does not name
         must then be on the command line.
         """
+        from zsim.specs.experiment.source import experiment_of
         from zsim.specs.presets import is_topology, near_topologies, server_of_gpu
-        from zsim.study.experiment_source import experiment_of
 
         overrides = settings(self.set_)
         if self.gpu is not None and self.cluster is not None:
@@ -166,7 +166,8 @@ class ExperimentOptions:
         if machine is None or server is None:
             return experiment
         others = [name for name in near_topologies(machine) if name != server][:_MOST_SERVERS]
-        note = f"--gpu {machine} is --cluster {server}"
+        option = "--cluster" if self.gpu is None else "--gpu"
+        note = f"{option} {machine} is --cluster {server}"
         note += f"; also in {', '.join(others)}" if others else ""
         return experiment.model_copy(update={"cluster": server, "notes": (*experiment.notes, note)})
 
@@ -231,7 +232,7 @@ def takes_experiment(*, without: Collection[str] = (), help: str = "") -> Callab
 
 def settings(texts: Iterable[str] | None) -> dict[str, Any]:
     """The values of `--set`, by dotted key."""
-    from zsim.study.experiment_source import parse_setting
+    from zsim.specs.experiment.source import parse_setting
 
     return dict(parse_setting(text) for text in texts or ())
 
@@ -284,12 +285,12 @@ def print_file(kind: str, path: Path | str) -> None:
     print(f"{kind:<7} {path}")
 
 
-def print_note(note: str) -> None:
+def print_note(note: str, file: TextIO | None = None) -> None:
     """Print a note as a paragraph of at most 80 columns. Addresses and paths are not broken."""
     from zsim.report.views.text.plain import paragraph
 
     for line in paragraph(note, first="note: ", indent=2):
-        print(line)
+        print(line, file=file)
 
 
 def format_json(content: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +21,7 @@ from zsim.commands.options import (
     is_output,
     json_option,
     print_file,
+    print_note,
     settings,
     takes_experiment,
     write_json,
@@ -213,7 +215,7 @@ def _warn_of_size(job: Job) -> None:
         may_repeat=job.may_repeat_micro_batches,
     )
     if warning is not None:
-        typer.echo(f"note: {warning}", err=True)
+        print_note(warning, file=sys.stderr)
 
 
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:
@@ -313,7 +315,7 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 
 def _axis(text: str) -> tuple[str, list[Any]]:
     """A dotted key and its values, from `nodes=1,2` or `nodes=[1, 2]`."""
-    from zsim.study.experiment_source import parse_setting
+    from zsim.specs.experiment.source import parse_setting
 
     key, value = parse_setting(text)
     if isinstance(value, list):

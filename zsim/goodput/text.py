@@ -70,10 +70,10 @@ def headline(run: SimulatedRun) -> str:
     first = run.prepared.first
     job = first.result.job
     if first.full_step is not None:
-        return f"{first.full_step.headline} | {first.step_seconds:.3g} s per step"
+        return f"{first.full_step.headline} | {format_amount(first.step_seconds)} s per step"
     return (
         f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)} | "
-        f"{run.prepared.first.step_seconds:.3g} s per step"
+        f"{format_amount(first.step_seconds)} s per step"
     )
 
 
@@ -108,17 +108,17 @@ def _days_sentence(run: SimulatedRun) -> str:
     ends = (
         f"{_short(low / size)} to {_short(high / size)}" if high is not None else f"from {_short(low / size)}"
     )
-    days = "no mean" if run.expected_days is None else f"{run.expected_days / size:.2f} {unit}"
+    days = "no mean" if run.expected_days is None else f"{run.expected_days / size:,.2f} {unit}"
     return (
         f"{_partial_step(run)}{_steps(run.runs.scenario.steps)} {days} (5 to 95 %: {ends}; "
-        f"{len(run.runs.ledgers)} seeds), {run.ideal_days / size:.2f} without stops: "
+        f"{len(run.runs.ledgers)} seeds), {run.ideal_days / size:,.2f} without stops: "
         f"{run.goodput_fraction * 100:.1f} % goodput{_goodput_error(run)}."
     )
 
 
 def _short(value: float) -> str:
     """A duration in its unit with one decimal, or below 1 with two digits."""
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+    return f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _steps(count: int) -> str:
@@ -168,7 +168,7 @@ def proportional_days(run: SimulatedRun) -> str:
         return ""
     unit, seconds = time_unit(run)
     ends = (days * _DAY / seconds * end / first.inner_seconds for end in interval)
-    return f" {unit.capitalize()} in proportion: {' to '.join(f'{end:.3g}' for end in ends)}."
+    return f" {unit.capitalize()} in proportion: {' to '.join(map(format_amount, ends))}."
 
 
 def diverging_sentence(run: SimulatedRun) -> str:

@@ -258,13 +258,18 @@ def _allowed(value: Schema, root: Schema) -> tuple[str, ...]:
         return (_format_default(value["const"]),)
     if "enum" in value:
         return tuple(_format_default(option) for option in value["enum"])
-    texts = [f"{word} {value[name]:g}" for name, word in _LIMITS.items() if name in value]
+    texts = [f"{word} {_format_limit(value[name])}" for name, word in _LIMITS.items() if name in value]
     for option in value.get("anyOf", ()):
         texts += _allowed(_follow_reference(option, root), root)
     items = value.get("items")
     if isinstance(items, dict) and "enum" in items:
         texts += _allowed(items, root)
     return tuple(dict.fromkeys(texts))
+
+
+def _format_limit(limit: float) -> str:
+    """A whole number in full, but for one of many digits: 134,217,728, 0.5, 1e+15."""
+    return f"{limit:,.0f}" if limit == int(limit) and abs(limit) < 10**12 else f"{limit:g}"
 
 
 def _format_default(value: object) -> str:

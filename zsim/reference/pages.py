@@ -171,7 +171,7 @@ def _short_value(key: FileKey) -> str:
         word = next((word for word in _SHORT_LIMITS if text.startswith(f"{word} ")), None)
         if word is None:
             values.append(text)
-        elif float(text.removeprefix(word)) <= _BOUND_OF_SANITY:
+        elif float(text.removeprefix(word).replace(",", "")) <= _BOUND_OF_SANITY:
             limits[word] = text.removeprefix(word).strip()
     if "at least" in limits and "at most" in limits:
         kind += f", {limits['at least']} to {limits['at most']}"

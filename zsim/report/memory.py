@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -258,6 +258,7 @@ def first_over_capacity(
 ) -> OutOfMemory | None:
     """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited).
 
+    What is missing at the peak is that of the memory of the same kind which lacks most, as in `memory_peaks`.
     `capacities` are, by device, those of traced ranks, if they differ.
     """
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
@@ -285,7 +286,18 @@ def first_over_capacity(
                 capacity_bytes=limit,
             )
             findings.append((issued, finding))
-    return min(findings, key=itemgetter(0), default=(0.0, None))[1]
+    if not findings:
+        return None
+    earliest = min(findings, key=itemgetter(0))[1]
+    fullest = max((each for _, each in findings if each.pool == earliest.pool), key=_load)
+    return replace(
+        earliest, peak_missing_bytes=fullest.peak_missing_bytes, capacity_bytes=fullest.capacity_bytes
+    )
+
+
+def _load(finding: OutOfMemory) -> float:
+    """The bytes that are missing at the peak, as a part of the capacity."""
+    return finding.peak_missing_bytes / max(1, finding.capacity_bytes)
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(-\d+)?(?=\.| |$)")

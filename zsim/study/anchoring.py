@@ -16,9 +16,9 @@ from typing import Any
 from zsim.api import Result
 from zsim.errors import InputError
 from zsim.report.views.text.plain import paragraph
+from zsim.specs.experiment.source import experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.differences import differing_settings, is_shared
-from zsim.study.experiment_source import experiment_of
 from zsim.study.search import simulate
 from zsim.study.sweep.records import report_row
 from zsim.units import format_seconds

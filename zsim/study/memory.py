@@ -28,9 +28,9 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.source import ExperimentSource, experiment_of, plain_table
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import has_experts
-from zsim.study.experiment_source import ExperimentSource, experiment_of, plain_table
 from zsim.study.sweep.points import Point
 from zsim.study.tune.remedy import remedy_of
 from zsim.units import GIGABYTES, format_bytes, format_seconds

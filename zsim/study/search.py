@@ -23,6 +23,7 @@ from zsim.specs.cluster.node_request import read_node_entries
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.placement import PlacementTable
+from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 
 _MAX_GPUS = 65_536
@@ -201,16 +202,17 @@ def _set_gpus(experiment: Experiment, gpus: int) -> Experiment:
 
 
 def simulate(
-    experiment: Experiment, *, unfold: bool = False, on_job: Callable[[Job], None] | None = None
+    experiment: ExperimentSource, *, unfold: bool = False, on_job: Callable[[Job], None] | None = None
 ) -> api.Result:
-    """Simulate one steady step. With `unfold` every rank is simulated instead of one representative per
-    class. `on_job` is called with the job before it is simulated.
+    """Simulate one steady step of an experiment, which may be the object, a dict as its TOML is read, or the
+    path of a file. With `unfold` every rank is simulated instead of one representative per class. `on_job`
+    is called with the job before it is simulated.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same: `report.fits` is False, and
     `report.out_of_memory` says what would make it fit.
     """
-    simulator = Simulator()
+    experiment, simulator = experiment_of(experiment), Simulator()
     result = api.simulate(experiment, unfold=unfold, simulator=simulator, on_job=on_job)
     return replace(result, report=add_advice(result.report, experiment, simulator))
 

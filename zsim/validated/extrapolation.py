@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import Any
 
-from zsim.validated.features import Features
+from zsim.validated.features import ALLOCATOR, HOST, KERNELS, NETWORK, OFFLOADING, Features
 from zsim.validated.runs import ValidatedRun, ValidatedRuns
 
 _VouchesFor = Callable[[Features, Features], bool]
@@ -128,8 +128,18 @@ def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapol
             )
     if any(_is_same_kind(run, job) for run in framework_features) and lacks("binding", framework_features):
         where = "several nodes" if job.is_several else "one node"
-        add("binding", f"no validated run{of_framework} on {where} is bound by {job.binding}")
+        add("binding", f"no validated run{of_framework} on {where} {_BINDINGS[job.binding]}")
     return extrapolated
+
+
+_BINDINGS = {
+    ALLOCATOR: "runs as short of memory",
+    OFFLOADING: "waits as much for offloading",
+    NETWORK: "waits as much for the network",
+    HOST: "waits as much for the host",
+    KERNELS: "is bound by kernels",
+}
+"""What is said of the runs that bind a job as it is bound. A step that is bound by kernels waits as well."""
 
 
 def _format_count(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -72,3 +73,8 @@ def test_a_gain_too_small_to_tell_is_not_in_the_best() -> None:
     assert "Not in 1, since zsim cannot tell a gain of" in said
     assert "training.cross_entropy: eager -> fused" in said
     assert content["doubtful_steps"][-1]["is_told_apart"] is False
+    several = replace(result, steps=[*result.steps, *result.doubtful, *result.doubtful], doubtful=[])
+    said = " ".join(" ".join(several.lines()).split())
+    change = "training.cross_entropy: eager -> fused (needs a change of the script: "
+    assert said.count("In 1 as well, no difference that zsim can tell for each: " + change) == 1
+    assert " 2 " not in said.partition("What to change")[2].partition("In 1 as well")[0]

@@ -23,6 +23,7 @@ from zsim.plan.workload.workload import Workloads
 from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import format_remedy, missing_memory
 from zsim.specs.experiment.load import build_experiment, change_experiment
+from zsim.study.search import least_gpus
 from zsim.study.tune import remedy as remedies
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.remedy import remedy_of, tried_changes
@@ -188,6 +189,18 @@ def test_states_that_no_sharding_makes_small_enough_go_to_the_host(make_tiny: Ti
     assert remedy is not None
     assert remedy.overrides["strategy.cpu_offload"] is True
     assert fits(change_experiment(given, remedy.overrides))
+
+
+def test_tune_names_what_run_does_where_no_number_of_gpus_helps(make_tiny: Tiny) -> None:
+    """151M parameters on GPUs of 2.2 GB under DDP, of which every GPU holds all states."""
+    given = change_experiment(make_tiny({"kind": "ddp"}, memory="2.2 GB"), {"model.n_embd": 2048})
+    assert least_gpus(given) is None
+    with pytest.raises(InputError) as refused:
+        tune(given)
+    said, remedy = str(refused.value), remedy_of(given)
+    assert "expected a shorter sequence or a smaller batch" in said
+    assert remedy is not None
+    assert said.endswith(format_remedy(remedy))
 
 
 def test_tune_names_the_switch_that_it_was_to_leave_alone(make_tiny: Tiny) -> None:

@@ -12,7 +12,7 @@ from zsim.report.report import Report
 from zsim.report.traffic import CollectiveRow
 from zsim.report.views.meanings import DATA_LOADING, MEMORY, WHOLE_STEP, Meaning, span_meaning
 from zsim.report.views.result import Bar, Cell, ItemColumn, Medium, ResultTable, Tone, columns_of, table_of
-from zsim.units import format_amount, format_bytes, format_percent, format_rate, format_seconds
+from zsim.units import format_amount, format_bytes, format_percent, format_rate, format_seconds, format_tokens
 
 Row = tuple[str, ...]
 _MAX_COLLECTIVE_ROWS = 12
@@ -180,8 +180,8 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
         return
     billion_seconds = 1e9 / report.step_tokens * report.step_seconds
     gpu_hours = billion_seconds * report.simulation.world_size / 3600
-    tokens = "" if cost.tokens is None else f"{cost.tokens:.4g} tokens"
-    yield "days", _format_optional(cost.days, "{:,.1f}"), f"{billion_seconds / 86400:,.3g}", "", tokens
+    tokens = "" if cost.tokens is None else f"{format_tokens(cost.tokens)} tokens"
+    yield "days", _format_optional(cost.days, "{:,.1f}"), format_amount(billion_seconds / 86400), "", tokens
     yield "GPU-hours", format_amount(cost.gpu_hours), f"{gpu_hours:,.1f}", "", ""
     if cost.gpu_hour_price is not None:
         yield (

@@ -388,10 +388,18 @@ def _describe_ends(first: int, last: int) -> str:
     return f" (the first stage {first} less, the last {last} less)" if first or last else ""
 
 
+_MOST_LESS = 2  # layers that a proposal takes off an end
+
+
 def _nearest_split(layers: int, parallelism: ParallelismConfig, first: int, last: int) -> str:
     stages = parallelism.num_stages
-    for ends in ((0, 0), (1, 1), (0, 1), (1, 0)):
-        if ends != (first, last) and _can_split(stages, layers + sum(ends), parallelism, *ends):
+    missing = -layers % stages
+    for ends in ((0, 0), (1, 1), (0, 1), (1, 0), (missing // 2, missing - missing // 2)):
+        if (
+            max(ends) <= _MOST_LESS
+            and ends != (first, last)
+            and _can_split(stages, layers + sum(ends), parallelism, *ends)
+        ):
             return f"it would with first_stage_less_layers = {ends[0]} and last_stage_less_layers = {ends[1]}"
     total = layers + first + last
     counts = [count for count in range(2, total + 1) if _can_split(count, total, parallelism, first, last)]

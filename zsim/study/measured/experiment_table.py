@@ -26,10 +26,10 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment, resolve_paths
 from zsim.specs.experiment.overrides import set_dotted_key
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.source import parse_setting
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
-from zsim.study.experiment_source import parse_setting
 from zsim.study.measured.prediction import RowResult, predict_job
 
 ROW_ID = "row_id"

@@ -23,10 +23,10 @@ from zsim.report.framework import report_role
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import is_shared, range_of_row, verdict_of_row
-from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.rollouts import drop_rollout, resize_rollout
 from zsim.study.scaling.result import MODES, Mode, ScalingPoint, ScalingResult, best_of
 from zsim.study.search import largest_fitting

@@ -25,9 +25,9 @@ from zsim.report.views.meanings import COMMUNICATION
 from zsim.report.views.result import Column, Displayable, Figures
 from zsim.report.views.text.plain import table
 from zsim.resources import EXAMPLE
+from zsim.specs.experiment.source import ExperimentSource, plain_table
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.user_code import UserCode
-from zsim.study.experiment_source import ExperimentSource, plain_table
 from zsim.study.progress import Progress
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.pool import Task, run_tasks

@@ -307,10 +307,15 @@ def label_of(measured: CandidateResult) -> str:
 def _changes(tuning: TuneResult) -> Iterator[str]:
     if tuning.steps:
         yield "What to change, in order of gain, each simulated:"
-    for number, step in enumerate(tuning.steps, 1):
+    small = tuple(step for step in tuning.steps if not step.is_distinguishable)
+    large = [step for step in tuning.steps if step not in small]
+    for number, step in enumerate(large, 1):
         yield from paragraph(f"{number:>3} {format_step(step, tuning.given_verdict)}", indent=4)
         for change in step.changes:
             yield from paragraph(format_change(change), first=4)
+    if small:
+        changes = "; ".join(format_change(change) for step in small for change in step.changes)
+        yield from paragraph(f"    In 1 as well, {NO_DIFFERENCE} for each: {changes}", indent=4)
     if tuning.doubtful:
         yield from paragraph(format_doubtful(tuning))
 

@@ -12,10 +12,11 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.run.run import TrainingRunTable
+from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES
-from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
+from zsim.study.search import least_gpus
 from zsim.study.tune.axes import LOSSES, PARALLELISM, Candidate, axis_names
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, differing_axes, explain, needed_steps
@@ -115,7 +116,8 @@ def _search(
     start_result, start_memory = simulate_start(evaluator, given_candidate)
     search, best = verification.search, verification.best[:count]
     if not best:
-        raise InputError(_nothing_fits(base, search, evaluator) + _remedy(experiment, question))
+        message = _nothing_fits(base, search, evaluator, may_grow=least_gpus(experiment) is not None)
+        raise InputError(message + _remedy(experiment, question))
     given_verdict = None if start_memory is None else start_verdict(evaluator, given_candidate)
     steps: list[TuningStep] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
@@ -200,13 +202,10 @@ def _expand_keep(goal: str, keep: Sequence[str]) -> Sequence[str]:
 
 
 def _remedy(experiment: Experiment, question: Question) -> str:
-    """A sentence on the switches with which the experiment's job would fit, axes of --keep included. It is ""
-    if there are none, or if all were searched.
+    """A sentence on the switches with which the experiment's job would fit, as `zsim run` names them: axes of
+    --keep, larger degrees and LoRA included. It is "" if there are none.
     """
-    base, keep = question.base, question.keep
-    if not keep and base.kind in question.kinds:
-        return ""  # all axes were searched
-    start = Candidate(base, {}, -1)
+    start, keep = Candidate(question.base, {}, -1), question.keep
     switch_result = cheapest_switch(question.evaluator, start)
     if switch_result is None:
         return ""
@@ -215,11 +214,12 @@ def _remedy(experiment: Experiment, question: Question) -> str:
     return f". {format_remedy(remedy_from(experiment, start, switch_result))}{keep_note}"
 
 
-def _nothing_fits(base: Base, search: SearchResult, evaluator: Evaluator) -> str:
+def _nothing_fits(base: Base, search: SearchResult, evaluator: Evaluator, *, may_grow: bool) -> str:
+    growth = "more GPUs (--goal smallest-cluster finds how many), " if may_grow else ""
     reasons = sorted(evaluator.refused, key=lambda reason: -evaluator.refused[reason])
     example = f"; {len(reasons)} were refused, e.g. {reasons[0]}" if reasons else ""
     return (
         f"nothing fits on {base.world_size} GPUs of '{base.job.cluster.name}': {search.num_too_large} of "
-        f"{search.num_candidates} configurations need more memory{example}; expected more GPUs "
-        "(--goal smallest-cluster finds how many), a shorter sequence or a smaller batch"
+        f"{search.num_candidates} configurations need more memory{example}; expected {growth}"
+        "a shorter sequence or a smaller batch"
     )

@@ -19,12 +19,11 @@ from zsim.specs.experiment.rl.table import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
 from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
-from zsim.workflows.rl.samples import Samples, draw_samples
+from zsim.workflows.rl.samples import Samples, check_size, draw_samples
 from zsim.workflows.rollout.engine import Engine, engine_of, tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
 
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
-MAX_SAMPLES = 2**18
 """Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
 8,192). Drawing and packing more takes longer than anybody waits."""
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
@@ -167,7 +166,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     framework = workflow_of(table.framework)
     _check_offered(table, framework)
     bare = experiment.model_copy(update={"rl": None})
-    _check_size(table)
+    check_size(table)
     notes: list[str] = []
     if (defaults := framework.trainer.get(bare.strategy.kind)) is not None:
         if changes := defaults.changes(bare):
@@ -361,19 +360,6 @@ def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> J
     every_micro_batch = job.jitter is not None or bool(job.colocated_jobs)
     simulation = job.simulation.model_copy(update={"every_micro_batch": every_micro_batch})
     return replace(job, training=training, simulation=simulation, sequences=None)
-
-
-def _check_size(table: RlTable) -> None:
-    """Raises InputError for more samples than are simulated."""
-    drawn = table.prompts_per_step * table.samples_per_prompt
-    started = drawn * table.over_sampling * table.sampling_rounds
-    if started > MAX_SAMPLES:
-        factors = "" if started == drawn else " x over_sampling x sampling_rounds"
-        raise InputError(
-            f"rl.prompts_per_step: found {table.prompts_per_step:,} x samples_per_prompt "
-            f"{table.samples_per_prompt:,}{factors} = {started:,.0f} samples of a step, expected at most "
-            f"{MAX_SAMPLES:,}; simulate a part of the prompts on the same part of the GPUs"
-        )
 
 
 def _check_offered(table: RlTable, framework: RlFramework) -> None:

@@ -14,7 +14,8 @@ under way (0a27b1f4 nemo_rl/algorithms/async_utils.py). Prompts of the next batc
 that have ended, so that engines are as full as one batch makes them.
 
 [Note: replicas alike] Replicas do not see one another, and get requests of the same laws. Of a step with more
-samples than `_MAX_SAMPLES` as many replicas are simulated as have that many, with their part of the prompts.
+samples than `MAX_SIMULATED_SAMPLES` as many replicas are simulated as have that many, with their part of
+the prompts.
 
 [Note: stream] verl's fully asynchronous loop queues prompts as they end. Its trainer takes the first
 `stream_prompts` of the queue, whenever they were started, and engines get new weights when a step's prompts
@@ -44,11 +45,11 @@ import simpy
 
 from zsim.workflows.rl.job import RlJob
 from zsim.workflows.rl.phases import PhaseTimes
-from zsim.workflows.rl.samples import draw_samples
+from zsim.workflows.rl.samples import MAX_SIMULATED_SAMPLES, draw_samples
 from zsim.workflows.rollout.replica import Replica
 from zsim.workflows.rollout.requests import EngineLog, SampleRequest
 
-_MAX_SAMPLES, _MIN_REPLICAS = 4096, 4
+_MIN_REPLICAS = 4
 _WARM_UP, _MEASURED = 3, 4  # steps of a loop whose steps overlap, until it is steady, and those averaged
 
 
@@ -392,9 +393,9 @@ class Loop:
 def simulated_replicas(job: RlJob) -> int:
     """Replicas that are simulated, see [Note: replicas alike]."""
     samples = job.started_prompts * job.table.samples_per_prompt
-    if samples <= _MAX_SAMPLES:
+    if samples <= MAX_SIMULATED_SAMPLES:
         return job.replicas
-    return min(job.replicas, max(_MIN_REPLICAS, ceil(job.replicas * _MAX_SAMPLES / samples)))
+    return min(job.replicas, max(_MIN_REPLICAS, ceil(job.replicas * MAX_SIMULATED_SAMPLES / samples)))
 
 
 def _requests(groups: Iterable[PromptGroup]) -> list[SampleRequest]:

@@ -16,7 +16,7 @@ from zsim.report.views.result import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.units import format_bytes, format_gpus, format_seconds
 from zsim.validated.memory import MemoryErrors
 from zsim.validated.validation import format_range
@@ -345,12 +345,12 @@ def _mean_running(result: RlResult) -> float:
     return area / span if span else 0.0
 
 
-def simulate_rl(experiment: Experiment, simulator: Simulator | None = None) -> RlResult:
+def simulate_rl(experiment: ExperimentSource, simulator: Simulator | None = None) -> RlResult:
     """One step of the reinforcement learning that `[rl]` of the experiment describes.
 
     Raises InputError for contradictions, NotSimulatedError for what zsim cannot simulate yet.
     """
     simulator = simulator or Simulator()
-    job = resolve_rl(experiment, simulator)
+    job = resolve_rl(experiment_of(experiment), simulator)
     times = phase_times(job, simulator)
     return RlResult(job, times, run_loop(job, times))

@@ -16,17 +16,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import exp, log, sqrt
+from math import ceil, exp, log, sqrt
 from statistics import NormalDist
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.errors import InputError
-from zsim.specs.experiment.rl.table import DEFAULT_SIGMA, LengthLaw, RlLengthsTable
+from zsim.specs.experiment.rl.table import DEFAULT_SIGMA, LengthLaw, RlLengthsTable, RlTable
 
 _NORMAL = NormalDist()
 _BISECTIONS = 60
+MAX_SAMPLES = 2**18
+MAX_SIMULATED_SAMPLES = 4096  # with more, a part of the replicas is simulated
+_MAX_TURNS = 2**19  # of all simulated samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,3 +159,22 @@ def _cut_mean(m: float, sigma: float, cap: float) -> float:
 def _cdf(normals: Floats) -> Floats:
     probabilities: Floats = np.vectorize(_NORMAL.cdf)(normals)
     return np.minimum(probabilities, 1.0 - 1e-12)
+
+
+def check_size(table: RlTable) -> None:
+    """Raises InputError for more samples, or more turns, than are simulated."""
+    drawn = table.prompts_per_step * table.samples_per_prompt
+    started = drawn * table.over_sampling * table.sampling_rounds
+    if started > MAX_SAMPLES:
+        factors = "" if started == drawn else " x over_sampling x sampling_rounds"
+        raise InputError(
+            f"rl.prompts_per_step: found {table.prompts_per_step:,} x samples_per_prompt "
+            f"{table.samples_per_prompt:,}{factors} = {started:,.0f} samples of a step, expected at most "
+            f"{MAX_SAMPLES:,}; simulate a part of the prompts on the same part of the GPUs"
+        )
+    simulated, turns = ceil(min(started, MAX_SIMULATED_SAMPLES)), table.environment.turns
+    if simulated * turns > _MAX_TURNS:
+        raise InputError(
+            f"rl.environment.turns: found {turns:,} with {simulated:,} samples, {simulated * turns:,} "
+            f"turns in a step; expected at most {_MAX_TURNS // simulated:,}"
+        )

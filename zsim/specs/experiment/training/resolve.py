@@ -15,12 +15,14 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, CrossEntropy, LayerKernels, TrainingConfig
+from zsim.units import format_bytes
 
 _DEFAULT_SEQUENCE = 4096
 _MAX_TOKENS = 2**27
 _MANY_BLOCKS = (
     2_500  # measured: 3,200 dense ones take 14 s and 0.7 GB, 4,000 with experts over a minute and 1.8 GB
 )
+_BLOCK_BYTES = (100e3, 900e3)  # of one in memory: measured, Megatron's dense ones and those with experts
 _MAX_PARAMETERS = 10**16
 _MAX_LOOPED = 13  # micro-batches that are simulated where they repeat (zsim.engine.micro_batches)
 
@@ -129,11 +131,15 @@ def size_warning(
     )
     if blocks <= _MANY_BLOCKS:
         return None
-    return (
-        f"{len(model.blocks):,} blocks of {blocks // len(model.blocks):,} micro-batches are simulated one by "
-        "one, which may take minutes and gigabytes of memory; simulation.every_micro_batch = false simulates "
-        "a few micro-batches"
+    micro_batches = blocks // len(model.blocks)
+    of_batches = f" of {micro_batches:,} micro-batches" if micro_batches > 1 else ""
+    text = (
+        f"{len(model.blocks):,} blocks{of_batches} are simulated one by one, in "
+        f"{format_bytes(blocks * _BLOCK_BYTES[0])} to {format_bytes(blocks * _BLOCK_BYTES[1])} of memory"
     )
+    if micro_batches == 1:
+        return text
+    return f"{text}; simulation.every_micro_batch = false simulates a few micro-batches"
 
 
 def _num_blocks(

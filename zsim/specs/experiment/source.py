@@ -4,6 +4,7 @@ example.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from zsim.specs.strategy.config_file import config_file_of, config_kind
 from zsim.specs.user_code import UserCode
 
 _MAX_PARTS = 32
-ExperimentSource = Experiment | Mapping[str, Any] | str | Path | None
+ExperimentSource = Experiment | Mapping[str, Any] | str | os.PathLike[str] | None
 
 
 def experiment_of(
@@ -49,7 +50,7 @@ def experiment_of(
         if is_training_file(changes.get("strategy.config")):
             return build_experiment({}, changes, origin=origin, code=code)
         return load_experiment(EXAMPLE, changes, origin=origin if changes else "example", code=code)
-    if not isinstance(spec, str | Path):
+    if not isinstance(spec, str | os.PathLike):
         raise InputError(
             f"experiment: found {type(spec).__name__}, expected a path, a zsim.Experiment, or a dict in the "
             "shape of an experiment file"
