@@ -50,7 +50,7 @@ def bytes_per_parameter(plan: Plan, numel: int, category: str, device: str) -> f
         (ALL, {"stage": 1}, "gpu", 6),
         (ALL, {"stage": 2}, "gpu", 6),
         ({}, {"stage": 3}, "gpu", 12),
-        (ALL, {"stage": 3}, "gpu", 4),  # moments alone: the shards are the masters since 0.18.2
+        (ALL, {"stage": 3}, "gpu", 6),
         ({}, {"stage": 2, **CPU}, "host", 12),
         (ALL, {"stage": 2, **CPU}, "host", 6),  # "~6 bytes/param, versus ~10 with moments in fp32"
         (MASTERS, {"stage": 2, **CPU}, "host", 10),

@@ -71,6 +71,6 @@ class DeepSpeedEngine(Hooks):
             [UpdatedTensor((numel,))],
             gradient_dtype=config.master_weights_dtype,
             state_dtype=config.optimizer_states_dtype,
-            low_precision_copy=config.precision != "fp32" and not config.shares_masters,
+            low_precision_copy=config.precision != "fp32",
             name=name,
         )

@@ -236,14 +236,6 @@ class DeepSpeedConfig(StrategyConfig):
         return " + ".join(words)
 
     @property
-    def shares_masters(self) -> bool:
-        """Whether the shards of the parameters are their masters."""
-        zero = self.zero
-        is_moved = zero.offload_optimizer is not None or zero.offload_param is not None
-        is_same = self.param_dtype == self.master_weights_dtype
-        return zero.stage == 3 and is_same and not is_moved and self.release.shares_masters
-
-    @property
     def version(self) -> str:
         return str(self.release)
 

@@ -117,8 +117,6 @@ class Release:
     """MiCS's gradients are scattered over all GPUs, not over the group that holds the shards
     (`_get_param_partition_group`).
     """
-    shares_masters: Annotated[bool, ReleaseChange(f"#7651, {_STAGE3}", since=(0, 18, 2))]
-    """Stage 3 keeps no masters on the GPU beside parameters of the same type."""
     has_bf16_masters: Annotated[bool, ReleaseChange("#7700, precision_config.py", since=(0, 18, 3))]
     """Masters may be bf16, and those of fp16 may be fp16 at stages 1 and 3, not at stage 2 alone."""
     has_bf16_cpu_states: Annotated[bool, ReleaseChange(f"#8010, {_ENGINE}", since=(0, 19, 1))]

@@ -135,10 +135,9 @@ class DeepCompileSchedule(Zero3Schedule):
     @property
     def state_sizes(self) -> list[int]:
         """Bytes of the optimizer states that the pass may move, in its order."""
+        master = DTYPE_BYTES[self.config.master_weights_dtype]
         moment = DTYPE_BYTES[self.config.optimizer_states_dtype]
-        widths = [moment] * (optimizer_of(self.training.optimizer).moments or 0)
-        if not self.config.shares_masters:
-            widths.append(DTYPE_BYTES[self.config.master_weights_dtype])
+        widths = [*[moment] * (optimizer_of(self.training.optimizer).moments or 0), master]
         return [width * self._group_numel(group) for group in self.sub_groups for width in widths]
 
     def resident(self) -> list[Memory]:

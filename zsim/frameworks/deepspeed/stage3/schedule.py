@@ -97,7 +97,9 @@ class Zero3Schedule(Zero3Gradients):
         the bucket. With ZeRO++ also secondary shards and LoCo's errors.
         """
         shard, config = self.shard_numel, self.config
-        master = 0 if config.shares_masters else DTYPE_BYTES[config.master_weights_dtype]
+        # Also where parameters have the masters' type: 0.18.2 and later would share them (#7651), but compare
+        # a torch.device with a name, which are never equal (recorded: traces/gloo/deepspeed3-*).
+        master = DTYPE_BYTES[config.master_weights_dtype]
         moments = sum(
             self._group_numel(group) * DTYPE_BYTES[momentum_dtype(config)]
             if number < self.num_matrix_groups
