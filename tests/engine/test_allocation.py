@@ -152,10 +152,10 @@ def test_an_allocator_with_room_costs_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[zsim.Result, zsim.Result]:
-    """The same step with plenty of memory, and with what it allocates at most and 3 GB."""
+    """The same step with plenty of memory, and with what it allocates at most and 4 GB."""
     plenty = step("dgx-h100")
     peak = plenty.report.peaks["gpu"].total
-    return plenty, step(cluster(tmp_path_factory.mktemp("short"), f"{peak + 3_000_000_000} B"))
+    return plenty, step(cluster(tmp_path_factory.mktemp("short"), f"{peak + 4_000_000_000} B"))
 
 
 def test_a_step_that_runs_short_pays_for_every_retry(short: tuple[zsim.Result, zsim.Result]) -> None:
@@ -186,7 +186,7 @@ def test_what_running_short_takes_is_a_part_of_the_step_and_of_its_critical_path
     plenty, tight = (result.report.to_dict() for result in short)
     extra = tight["step_seconds"] - plenty["step_seconds"]
     assert extra > 1
-    assert tight["breakdown_seconds"]["allocator"] == pytest.approx(extra, rel=0.01)
+    assert tight["breakdown_seconds"]["allocator"] == pytest.approx(extra, rel=0.02)
     assert plenty["breakdown_seconds"]["allocator"] == 0
     assert tight["breakdown_seconds"]["host_bound"] < 0.1
     assert math.fsum(tight["breakdown_seconds"].values()) == pytest.approx(tight["step_seconds"], rel=1e-9)

@@ -100,7 +100,6 @@ def test_a_dense_model_has_no_experts(key: str, value: Any) -> None:
     [
         (HUGGINGFACE, {"expert": 4}),
         ({"kind": "fsdp1"}, {"expert": 4}),
-        ({"kind": "deepspeed", "stage": 1}, {"expert": 4, "tensor": 2}),
         (HUGGINGFACE, {"tensor": 2}),
     ],
 )

@@ -575,7 +575,7 @@ def test_the_recipe_prints_what_it_shows(request: pytest.FixtureRequest) -> None
     names: dict[str, Any] = {}
     page = RECIPE.read_text(encoding="utf-8")
     blocks = list(BLOCKS.finditer(page))
-    assert len(blocks) == 6
+    assert len(blocks) == 5
     for block in reversed([(block, printed(block["code"], names)) for block in blocks]):
         match, output = block
         if match["output"] is None:
