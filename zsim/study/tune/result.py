@@ -307,7 +307,9 @@ def label_of(measured: CandidateResult) -> str:
 def _changes(tuning: TuneResult) -> Iterator[str]:
     if tuning.steps:
         yield "What to change, in order of gain, each simulated:"
-    small = tuple(step for step in tuning.steps if not step.is_distinguishable)
+    small = tuple(
+        step for step in tuning.steps if not step.is_distinguishable and (step.gain_fraction or 0) >= 0
+    )
     large = [step for step in tuning.steps if step not in small]
     for number, step in enumerate(large, 1):
         yield from paragraph(f"{number:>3} {format_step(step, tuning.given_verdict)}", indent=4)
