@@ -24,8 +24,6 @@ from zsim.workflows.rollout.engine import Engine, engine_of, tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
 
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
-"""Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
-8,192). Drawing and packing more takes longer than anybody waits."""
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 

@@ -28,6 +28,8 @@ from zsim.specs.experiment.rl.table import DEFAULT_SIGMA, LengthLaw, RlLengthsTa
 _NORMAL = NormalDist()
 _BISECTIONS = 60
 MAX_SAMPLES = 2**18
+"""Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
+8,192). Drawing and packing more takes longer than anybody waits."""
 MAX_SIMULATED_SAMPLES = 4096  # with more, a part of the replicas is simulated
 _MAX_TURNS = 2**19  # of all simulated samples
 
