@@ -70,7 +70,7 @@ def read_values(path: str, data: Mapping[str, Any]) -> TrainingFile:
     if data.get("use_cpu") is True:
         raise NotSimulatedError(f"{path}: use_cpu: zsim does not simulate training on CPUs; expected false")
     note_idle_keys(file, "", data, _IDLE)
-    _read_machines(file, data)
+    read_machines(file, data)
     read_precision(file, data)
     read_compiler(file, data)
     kind = str(data.get("distributed_type", "")).upper()
@@ -104,7 +104,7 @@ def _section(file: TrainingFile, data: Mapping[str, Any], key: str) -> Mapping[s
     return section
 
 
-def _read_machines(file: TrainingFile, data: Mapping[str, Any]) -> None:
+def read_machines(file: TrainingFile, data: Mapping[str, Any]) -> None:
     """Read the number of nodes and GPUs.
 
     Without `num_processes`, or with its default of -1, each node has as many GPUs as the cluster's.

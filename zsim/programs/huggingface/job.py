@@ -104,7 +104,7 @@ def read_checkpointing(values: FileValues, *, default: bool = False) -> None:
 
 def is_of_release_4(values: FileValues, *keys: str) -> bool:
     """Whether a file has arguments that releases before 5 took away (training_args.py), or one of `keys`."""
-    return any(values.has(key) for key in (*keys, "evaluation_strategy", "no_cuda"))
+    return values.has(*keys, "evaluation_strategy", "no_cuda")
 
 
 def write_release(values: FileValues, *keys: str) -> None:

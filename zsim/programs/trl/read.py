@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.programs.accelerate.read import read_compiler, read_precision
+from zsim.programs.accelerate.read import read_compiler, read_machines, read_precision
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
 from zsim.programs.huggingface.job import (
     is_of_release_4,
@@ -43,6 +43,8 @@ _LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "model_max_length")
 _OLDER_KEYS = ("torch_dtype", "max_seq_length", "max_seq_len")  # of releases that ran on transformers 4
 PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO", "simpo": "SimPO"}
 _OLDER = "TRL before 0.19"
+# Accelerate's, which stand in files that `trl` is given (trl cli/commands/training.py).
+_PASSED_ON = ("num_machines", "num_processes", "mixed_precision", "dynamo_backend")
 
 
 def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> TrainingFile:
@@ -71,7 +73,8 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     is_older = values.has("max_seq_length", "max_seq_len", "evaluation_strategy")
     default = "fp32" if values.flag("fp16") or is_older else "bf16"
     precision = precision_of(values, default)
-    passed_on = {key: values.get(key) for key in ("mixed_precision", "dynamo_backend") if values.has(key)}
+    passed_on = {key: values.get(key) for key in _PASSED_ON if values.has(key)}
+    read_machines(file, passed_on)
     read_compiler(file, passed_on)
     if precision == "fp32":  # training_args.py: the launcher's, where neither bf16 nor fp16 is on
         read_precision(file, passed_on)
@@ -122,16 +125,8 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     if has_rollout:
         read_rollout(values, trainer)
     write_release(values, *_OLDER_KEYS)
-    _read_machines(values)
     values.finish(_OLDER if is_older else RELEASE)
     return file
-
-
-def _read_machines(values: FileValues) -> None:
-    """Read Accelerate's machines, which stand in files that `trl` is given."""
-    nodes, gpus = values.count("num_machines"), values.count("num_processes")
-    machines = {"nodes": nodes if gpus is None or nodes != 1 else None, "gpus": gpus}
-    values.file.settings |= {key: number for key, number in machines.items() if number is not None}
 
 
 def trainer_of(values: FileValues) -> str:
