@@ -14,7 +14,7 @@ sources are in `[framework_memory]` of the cluster files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -239,7 +239,12 @@ def fill_ratio(job: Job, plan: Plan) -> float:
     """Bytes over usable bytes of the tier that is fullest, over all GPUs and nodes. Above 1 the plan does not
     fit.
     """
-    return max(bytes / limit if limit else inf for bytes, limit in tier_usage(job, plan) if bytes)
+    return largest_ratio(tier_usage(job, plan))
+
+
+def largest_ratio(usage: Iterable[tuple[int, int]]) -> float:
+    """The largest of bytes over usable bytes, of tiers that hold any."""
+    return max(bytes / limit if limit else inf for bytes, limit in usage if bytes)
 
 
 def tier_usage(job: Job, plan: Plan) -> list[tuple[int, int]]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ import numpy as np
 from zsim.engine.micro_batches import limit_micro_batches, shorten_micro_batches
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
-from zsim.plan.memory.capacity import ResidentMemory, peak_bytes, resident_memory, tier_usage
+from zsim.plan.memory.capacity import ResidentMemory, largest_ratio, peak_bytes, resident_memory, tier_usage
 from zsim.plan.ops import Plan
 from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import SHARDING
@@ -336,8 +335,7 @@ class _PlanFigures:
 
     @property
     def fill_ratio(self) -> float:
-        tiers = zip(self.tier_bytes, self.tier_limits, strict=True)
-        return max(bytes / limit if limit else inf for bytes, limit in tiers if bytes)
+        return largest_ratio(zip(self.tier_bytes, self.tier_limits, strict=True))
 
     @property
     def numbers(self) -> list[float]:
@@ -357,9 +355,9 @@ def _sampled_jobs(job: Job) -> list[Job]:
     """The job with the first blocks of its model, three numbers of them. Empty if the model is not of very
     many blocks, or if they do not repeat.
     """
-    kinds = block_kinds(job.model, job.training)
-    if len(kinds) < _MIN_BLOCKS or job.parallelism.pipeline > 1:
+    if len(job.model.blocks) < _MIN_BLOCKS or job.parallelism.pipeline > 1:
         return []
+    kinds = block_kinds(job.model, job.training)
     period = next((n for n in range(1, _MAX_PERIOD + 1) if kinds[n:] == kinds[:-n]), None)
     if period is None:
         return []
