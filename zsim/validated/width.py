@@ -55,14 +55,14 @@ def width_stages(
 
 def _describe_errors(part: str, runs: Sequence[ValidatedRun]) -> str:
     """Whose errors the part is made of. Empty for parts that are made of all of them."""
-    judged = [run for run in runs if run.stranger_error is not None and (run.is_blind or part == ANY)]
     how = {
         ANY: "each as a stranger would have written it",
         UNSTUDIED: "predicted before anything was known of them",
     }.get(part)
-    count, sources = len(judged), len({run.source for run in judged})
     if how is None:
         return ""
+    judged = [run for run in runs if run.stranger_error is not None and (run.is_blind or part == ANY)]
+    count, sources = len(judged), len({run.source for run in judged})
     return f", by the errors of {format_count(count, 'run')} of {format_count(sources, 'source')}, {how}"
 
 

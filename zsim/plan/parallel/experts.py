@@ -263,12 +263,8 @@ class _Layer:
 
     def _capacity_slots(self, rows: float) -> list[Module]:
         """[Note: whose dispatch], DeepSpeed's own layer, with `rows` slots of all experts for each token."""
-        split, width, lanes, modules = (
-            self.split,
-            self.work.in_features,
-            self.split.token_ranks,
-            list[Module](),
-        )
+        split, width, lanes = self.split, self.work.in_features, self.split.token_ranks
+        modules: list[Module] = []
         computed = rows / (lanes // split.tensor)
         if split.agrees_on_capacity:
             if split.ranks > 1:
