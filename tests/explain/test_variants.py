@@ -43,7 +43,9 @@ def test_deepspeed_over_several_nodes_is_told_its_step_without_overlap() -> None
     assert without is not None
     assert without > 1.1 * found.step_seconds
     assert without == pytest.approx(report(deepspeed(3, overlap_comm=False)).step_seconds, rel=0.01)
-    assert f"Without overlap the step would take {format_seconds(without)}; most published runs" in found.limit
+    assert (
+        f"Without overlap the step would take {format_seconds(without)}; most published runs" in found.limit
+    )
     assert found.to_dict()["step_seconds_without_overlap"] == without
 
 
