@@ -375,3 +375,33 @@ def test_cross_entropy_comes_near_its_microbenchmarks(vocab_size: int, forward: 
     back += kernel_seconds(Kernel("elementwise", 0.0, 12.0 * 16384 * vocab_size), board)
     assert there == pytest.approx(forward, rel=0.12)
     assert there + back == pytest.approx(both, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("variant", "width", "is_causal", "teraflops"),
+    [
+        ("flash2", 64, False, 81.8),
+        ("flash2", 64, True, 71.0),
+        ("flash2", 128, False, 83.7),
+        ("flash2", 128, True, 65.9),
+        ("flash3", 64, False, 120.1),
+        ("flash3", 64, True, 100.3),
+        ("flash3", 128, False, 126.2),
+        ("flash3", 128, True, 107.8),
+        ("cudnn", 64, False, 126.1),
+        ("cudnn", 64, True, 109.1),
+        ("cudnn", 128, False, 129.1),
+        ("cudnn", 128, True, 107.8),
+    ],
+)
+def test_h20_runs_attention_as_measured(variant: str, width: int, is_causal: bool, teraflops: float) -> None:
+    """Dao-AILab/flash-attention issue 1310: two sequences of 2,048 tokens, 2,048 features in all heads.
+    4 d s^2 FLOPs a head, half of them under a causal mask."""
+    board = load_gpu("h20-96gb")
+    if variant != "flash2":
+        board = select_attention_variant(board, variant)
+    heads = 2 * 2048 // width
+    flops = 4.0 * heads * 2048**2 * width / (2 if is_causal else 1)
+    kernel = Kernel("attention_forward", flops, 0.0, shape=(heads, 2048, 2048, width), is_causal=is_causal)
+    seconds = kernel_seconds(kernel, board)
+    assert flops / seconds == pytest.approx(teraflops * 1e12, rel=0.09)
