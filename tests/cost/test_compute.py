@@ -408,7 +408,7 @@ def test_h20_runs_attention_as_measured(variant: str, width: int, is_causal: boo
 
 
 def test_a_slow_sm_loses_less_of_a_product_with_a_short_inner_dimension() -> None:
-    """H20's k_half is H100's 642 by the arithmetic of an SM: 642 x (148 / 78) / (989 / 132) = 163. A fourth of
+    """H20's k_half is H100's 642 by the arithmetic of an SM: 642 (148 / 78) / (989 / 132) = 163. A fourth of
     an inner dimension of 5,120 keeps 1,280 / 1,443 over 5,120 / 5,283 of its rate, 0.915, and on H100 0.749.
     """
 
