@@ -196,7 +196,7 @@ def test_frozen_experts_have_no_gradients() -> None:
             r"rank: found 6, .* the nearest that they do is 8",
         ),
         ({"targets": ["q_proj"]}, {"tensor": 4}, "megatron", InputError, "linear_qkv, linear_proj"),
-        ({}, {"tensor": 4}, "fsdp2", NotSimulatedError, "not simulated with tensor parallelism"),
+        ({}, {"pipeline": 2}, "fsdp2", NotSimulatedError, "not simulated with pipeline parallelism"),
         ({}, {"context": 2}, "deepspeed", NotSimulatedError, "not simulated with context parallelism"),
     ],
 )
@@ -206,3 +206,28 @@ def test_what_is_refused(
     strategy = {"kind": kind} | ({"stage": 2} if kind == "deepspeed" else {})
     with pytest.raises(error, match=message):
         job_of(lora, parallelism, strategy)
+
+
+@pytest.mark.parametrize(
+    ("is_sequence_parallel", "wide", "back"),
+    [
+        (True, (["all_gather"], ["reduce_scatter"]), (["reduce_scatter"], ["all_gather"])),
+        (False, ([], ["all_reduce"]), (["all_reduce"], [])),
+    ],
+)
+def test_dtensors_sum_an_adapter_with_its_row(
+    is_sequence_parallel: bool, wide: tuple[list[str], list[str]], back: tuple[list[str], list[str]]
+) -> None:
+    """NeMo AutoModel 0.5 parallel_styles.py: on a column T r are gathered behind A, and their gradient
+    scattered. On a row T r are scattered behind A, and their gradient gathered. Neither adds to what the
+    product itself sends, T h.
+    """
+    parallelism = {"tensor": 4, "sequence_parallel": is_sequence_parallel}
+    job = job_of({"targets": "all-linear"}, parallelism, {"kind": "fsdp2"})
+    low, high = TOKENS * RANK * 2, TOKENS * HIDDEN * 2
+    column, row = [[(kind, high) for kind in kinds] for kinds in wide]
+    assert calls(job, "forward", "mlp.gate_proj") == [*column, ("all_gather", low)]
+    assert calls(job, "forward", "mlp.down_proj") == [*row, ("reduce_scatter", low)]
+    column, row = [[(kind, high) for kind in kinds] for kinds in back]
+    assert calls(job, "backward", "mlp.gate_proj") == [("reduce_scatter", low), *column]
+    assert calls(job, "backward", "mlp.down_proj") == [("all_gather", low), *row]

@@ -177,7 +177,7 @@ def test_fsdp1_does_not_flatten_what_differs() -> None:
 @pytest.mark.parametrize(
     ("strategy", "more", "sentence"),
     [
-        ({"kind": "fsdp2"}, {"parallelism": {"tensor": 2}}, "not simulated with tensor parallelism"),
+        ({"kind": "fsdp2"}, {"parallelism": {"pipeline": 2}}, "not simulated with pipeline parallelism"),
         ({"kind": "reference"}, {}, "the reference engine trains every parameter"),
     ],
 )

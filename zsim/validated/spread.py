@@ -77,6 +77,7 @@ RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
     "allocator": JobRespect(lambda job: job.binding == ALLOCATOR, "torch's allocator runs short"),
     "offloading": JobRespect(lambda job: job.is_offloaded or job.binding == OFFLOADING, "offloading"),
     "mixture": JobRespect(lambda job: job.is_mixture, "a mixture of experts"),
+    "zero": JobRespect(lambda job: job.strategy.startswith("ZeRO"), "an engine of ZeRO"),
     "low precision": JobRespect(lambda job: job.is_low_precision, "products in 8 or 4 bits"),
     "no bf16": JobRespect(
         lambda job: job.lacks_bf16, "a GPU without bf16, with kernels and software of its time"

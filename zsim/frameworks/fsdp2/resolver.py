@@ -121,7 +121,7 @@ class Fsdp2Training(FsdpTraining[Fsdp2Table, Fsdp2Config]):
     """DTensors, which may be gathered in fp8."""
 
     title = "FSDP2"
-    unadapted_degrees = ("tensor", "pipeline")
+    unadapted_degrees = ("pipeline",)
     merging_strategy = "'fsdp2' with wrapping 'huggingface'"
 
     def synchronized_replicas(

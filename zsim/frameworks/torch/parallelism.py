@@ -45,6 +45,7 @@ TORCH = ModelParallelStyle(
     has_dtensors=True,
     is_sequence_parallel=True,
     cuts_products=True,
+    sums_adapters_partially=True,
     gathers_for_experts=True,
     reads_schedule_files=True,
     has_passes=True,

@@ -9,6 +9,11 @@ second is cut along its outputs. On a row the first is cut along its inputs, and
 second's output is gathered, and with sequence parallelism each rank goes on with its tokens, whose gradient
 is gathered. The gradient of the second's input is reduced beneath the product for its weight. That of the
 first's is reduced so too without sequence parallelism, with which it is a part of what the column scatters.
+
+DTensors (NeMo AutoModel 0.5 components/distributed/parallel_styles.py, `translate_to_lora`; `sums_partially`)
+cut the first weight alike, and on a row the second along the rank: what the first has scattered, whose
+gradient is gathered. Its output is a part of the row's sum, which the row reduces. So is on a column the
+gradient of the first's input. Nothing overlaps.
 """
 
 from __future__ import annotations
@@ -34,35 +39,40 @@ from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
 
 
-def shard_adapter(module: Module, ranks: int, stream: int, *, is_row: bool) -> list[Module]:
+def shard_adapter(
+    module: Module, ranks: int, stream: int, *, is_row: bool, sums_partially: bool
+) -> list[Module]:
     """Shard one module of an adapter on the product before it, a column or a row, among `ranks` ranks.
-    `stream` is the number of parts into which the residual stream's tokens are cut.
+    `stream` is the number of parts into which the residual stream's tokens are cut. See [Note: adapters in
+    parts].
     """
     work, is_sequence_parallel = module.op_spec, stream > 1
     if isinstance(work, AdapterInput):
         return [replace(module, op_spec=replace(work, width=work.width // ranks)) if is_row else module]
     if isinstance(work, AdapterSum):
-        token_shards = stream if is_row else 1
         width = work.width if is_row else work.width // ranks
-        cut = replace(module, op_spec=replace(work, width=width), token_shards=token_shards)
-        is_scattered = is_row and is_sequence_parallel
-        scatter = [_exchange(module.name, None, "all_gather", work.width, ranks)] if is_scattered else []
-        return [*scatter, cut]
+        cut = replace(module, op_spec=replace(work, width=width))
+        if not is_row or sums_partially:
+            return [replace(cut, token_shards=1)]
+        scatter = _exchange(module.name, None, "all_gather", work.width, ranks)
+        return [*([scatter] if is_sequence_parallel else []), replace(cut, token_shards=stream)]
     assert isinstance(work, Linear)
-    if work.is_adapter and is_row:
-        cut = _shard(module, replace(work, in_features=work.in_features // ranks), 1, ranks)
-        return [cut, _exchange(module.name, "all_reduce", None, work.out_features, ranks)]
+    beneath = None if sums_partially else OverlappedCollectives("all_reduce")
+    if is_row and (work.is_adapter or sums_partially):
+        cut = _shard(module, replace(work, in_features=-(-work.in_features // ranks)), 1, ranks)
+        if not work.is_adapter:
+            return [cut]
+        kinds: tuple[ExchangeKind, ExchangeKind | None] = (
+            ("reduce_scatter", "all_gather") if sums_partially else ("all_reduce", None)
+        )
+        return [cut, _exchange(module.name, *kinds, work.out_features, ranks)]
     if work.is_adapter:
-        beneath = None if is_sequence_parallel else OverlappedCollectives("all_reduce")
-        local = replace(work, out_features=work.out_features // ranks, overlapped_collectives=beneath)
-        gather = _exchange(module.name, "all_gather", None, work.out_features, ranks)
-        return [_shard(module, local, 0, ranks), gather]
-    local = replace(
-        work,
-        out_features=work.out_features // ranks,
-        overlapped_collectives=OverlappedCollectives("all_reduce"),
-    )
-    gathers = [_exchange(module.name, "all_gather", None, work.out_features, ranks)] if is_row else []
+        beneath = None if is_sequence_parallel else beneath
+        gradient: ExchangeKind | None = "reduce_scatter" if sums_partially else None
+        gathers = [_exchange(module.name, "all_gather", gradient, work.out_features, ranks)]
+    else:
+        gathers = [_exchange(module.name, "all_gather", None, work.out_features, ranks)] if is_row else []
+    local = replace(work, out_features=-(-work.out_features // ranks), overlapped_collectives=beneath)
     return [_shard(module, local, 0, ranks), *gathers]
 
 
@@ -169,8 +179,8 @@ def output_dimension(parameter: Parameter, work: Linear) -> int:
 
 
 def shard_parameter(parameter: Parameter, dimension: int, ranks: int) -> Parameter:
-    """The parameter cut along a dimension."""
-    return resize_parameter(parameter, dimension, parameter.shape[dimension] // ranks)
+    """The largest part of the parameter, cut along a dimension."""
+    return resize_parameter(parameter, dimension, -(-parameter.shape[dimension] // ranks))
 
 
 def resize_parameter(parameter: Parameter, dimension: int, size: int) -> Parameter:

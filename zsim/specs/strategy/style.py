@@ -64,6 +64,8 @@ class ModelParallelStyle:
     """Embedding and head are cut along the vocabulary. Otherwise all ranks have all logits."""
     cuts_towers: bool = False
     """A vision tower is cut as the language model is. Otherwise every tensor-parallel rank has it whole."""
+    sums_adapters_partially: bool = False
+    """An adapter's output is a part of the sum that a row reduces."""
     gathers_for_experts: bool = False
     """A layer's input is gathered before its routed experts, all of whose rows every tensor-parallel rank
     has.
