@@ -86,11 +86,19 @@ def test_torchaos_optimizer_rounds_stochastically() -> None:
     assert kept(found, "optimizer_states") == 2 * (large + large // 256 * 4 + 16 * 1024 + 2 * norms)
 
 
+def test_adapters_of_the_stored_type_keep_moments_of_it() -> None:
+    """The frozen weights are in bf16 either way. Adapters in bf16 have two moments of 2 bytes, not of 4."""
+    lora = {"rank": 8, "targets": "all-linear", "dtype": "bf16"}
+    stored, default = plan(lora=lora), plan(lora=lora, stored_dtype="fp32")
+    assert kept(stored, "parameters") == kept(default, "parameters")
+    assert 2 * kept(stored, "optimizer_states") == kept(default, "optimizer_states") > 0
+
+
 @pytest.mark.parametrize(
     ("strategy", "training", "error", "message"),
     [
         ({}, {"optimizer": "muon"}, NotSimulatedError, "optimizer 'muon' under FSDP2.*expected 'fp32'"),
-        ({}, {"lora": {"rank": 8}}, NotSimulatedError, "training.lora under FSDP2"),
+        ({}, {"lora": {"rank": 8}}, NotSimulatedError, "training.lora of another dtype under FSDP2"),
         ({}, {"precision": "fp16"}, InputError, "found 'bf16' with precision fp16"),
         ({}, {"optimizer": "lion"}, InputError, "of a DTensor.*is 0; expected 'adamw'"),
     ],

@@ -137,7 +137,8 @@ class Fsdp2Training(FsdpTraining[Fsdp2Table, Fsdp2Config]):
     ) -> None:
         conflicts = {
             f"training.optimizer '{training.optimizer}'": training.optimizer in ("muon", "adamw-bf16"),
-            "training.lora": requested.lora is not None,
+            "training.lora of another dtype": requested.lora is not None
+            and requested.lora.dtype != training.stored_dtype,
             "strategy.param_dtype 'fp8'": table.param_dtype == "fp8",
         }
         for conflict, is_so in conflicts.items():
