@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from zsim.cost.optimizers.kernels import update_kernels
-from zsim.cost.optimizers.muon import newton_schulz_flops
 from zsim.cost.optimizers.states import STATES, state_tensors
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.errors import InputError, NotSimulatedError
@@ -85,7 +84,6 @@ def test_newton_schulz_counts_what_torch_computes() -> None:
         tensor.grad = torch.randn(shape)
         with FlopCounterMode(display=False) as counter:
             torch.optim.Muon([tensor]).step()
-        assert newton_schulz_flops(*shape) == counter.get_total_flops()
         kernels = update_kernels("muon", [UpdatedTensor(shape, shape, is_matrix=True)])
         assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()
 

@@ -13,9 +13,9 @@ from zsim.validated.runs import (
     FEATURE_COLUMNS,
     INPUT_COLUMNS,
     RUN_COLUMNS,
+    SEPARATOR,
     SETTING_COLUMNS,
     ValidatedRun,
-    join_open_settings,
 )
 from zsim.validated.spread import SpreadEstimates
 
@@ -101,4 +101,4 @@ def format_validated_table(runs: Iterable[ValidatedRun]) -> str:
 
 
 def _cell(value: object) -> object:
-    return join_open_settings(value) if isinstance(value, tuple) else value
+    return SEPARATOR.join(value) if isinstance(value, tuple) else value

@@ -117,7 +117,7 @@ INPUT_COLUMNS = ("input_fast", "input_slow")
 COLUMNS = (*RUN_COLUMNS, *FEATURE_COLUMNS, *SETTING_COLUMNS, "error", "stranger_error", *INPUT_COLUMNS)
 # Older tables lack these.
 _LATER = frozenset(("is_low_precision", "open_settings", "stranger_error", *INPUT_COLUMNS))
-_SEPARATOR = "; "
+SEPARATOR = "; "
 
 
 @cache
@@ -153,7 +153,7 @@ def _parse_run(row: Mapping[str, str], shared_features: dict[tuple[str, ...], Fe
         shared_features[key] = Features(
             row["framework"], row["strategy"], row["gpu"], int(row["nodes"]), int(row["gpus"]), row["fabric"],
             row["binding"], int(row["parameters"]), int(row["model_ranks"]), row["is_mixture"] == "True",
-            low == "True", tuple(filter(None, row.get("open_settings", "").split(_SEPARATOR))),
+            low == "True", tuple(filter(None, row.get("open_settings", "").split(SEPARATOR))),
         )  # fmt: skip
     settings = Settings(
         row["model"], int(row["sequence_length"]), int(row["micro_batch_size"]),
@@ -170,11 +170,6 @@ def _parse_run(row: Mapping[str, str], shared_features: dict[tuple[str, ...], Fe
 def is_low_precision(training: str) -> bool:
     """Whether the precision that `Settings.training` begins with is of 8 or 4 bits."""
     return re.search(r"fp8|fp4|float8", training.partition(",")[0].lower()) is not None
-
-
-def join_open_settings(names: Iterable[str]) -> str:
-    """Names as a table's cell has them."""
-    return _SEPARATOR.join(names)
 
 
 def exclude_source(runs: Sequence[ValidatedRun], source: str | None) -> ValidatedRuns:

@@ -37,43 +37,38 @@ from zsim.specs.model.spec import (
 )
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 
-def shard_adapter(
-    module: Module, ranks: int, stream: int, *, is_row: bool, sums_partially: bool
-) -> list[Module]:
-    """Shard one module of an adapter on the product before it, a column or a row, among `ranks` ranks.
-    `stream` is the number of parts into which the residual stream's tokens are cut. See [Note: adapters in
-    parts].
+def shard_adapter(module: Module, parallelism: ParallelismConfig, *, is_row: bool) -> list[Module]:
+    """Shard one module of an adapter on the product before it, a column or a row, among the tensor-parallel
+    ranks. See [Note: adapters in parts].
     """
-    work, is_sequence_parallel = module.op_spec, stream > 1
+    work, ranks, stream = module.op_spec, parallelism.tensor, parallelism.sequence_parallel
+    sums_partially = parallelism.style.sums_adapters_partially
     if isinstance(work, AdapterInput):
         return [replace(module, op_spec=replace(work, width=work.width // ranks)) if is_row else module]
     if isinstance(work, AdapterSum):
         width = work.width if is_row else work.width // ranks
-        cut = replace(module, op_spec=replace(work, width=width))
-        if not is_row or sums_partially:
-            return [replace(cut, token_shards=1)]
-        scatter = _exchange(module.name, None, "all_gather", work.width, ranks)
-        return [*([scatter] if is_sequence_parallel else []), replace(cut, token_shards=stream)]
+        is_scattered = is_row and stream and not sums_partially
+        scatter = [_exchange(module.name, None, "all_gather", work.width, ranks)] if is_scattered else []
+        token_shards = ranks if is_scattered else 1
+        return [*scatter, replace(module, op_spec=replace(work, width=width), token_shards=token_shards)]
     assert isinstance(work, Linear)
-    beneath = None if sums_partially else OverlappedCollectives("all_reduce")
     if is_row and (work.is_adapter or sums_partially):
         cut = _shard(module, replace(work, in_features=-(-work.in_features // ranks)), 1, ranks)
         if not work.is_adapter:
             return [cut]
-        kinds: tuple[ExchangeKind, ExchangeKind | None] = (
-            ("reduce_scatter", "all_gather") if sums_partially else ("all_reduce", None)
-        )
+        kinds: tuple[ExchangeKind, ExchangeKind | None] = ("all_reduce", None)
+        if sums_partially:
+            kinds = "reduce_scatter", "all_gather"
         return [cut, _exchange(module.name, *kinds, work.out_features, ranks)]
-    if work.is_adapter:
-        beneath = None if is_sequence_parallel else beneath
-        gradient: ExchangeKind | None = "reduce_scatter" if sums_partially else None
-        gathers = [_exchange(module.name, "all_gather", gradient, work.out_features, ranks)]
-    else:
-        gathers = [_exchange(module.name, "all_gather", None, work.out_features, ranks)] if is_row else []
+    overlaps = not (sums_partially or (work.is_adapter and stream))
+    beneath = OverlappedCollectives("all_reduce") if overlaps else None
     local = replace(work, out_features=-(-work.out_features // ranks), overlapped_collectives=beneath)
-    return [_shard(module, local, 0, ranks), *gathers]
+    gradient: ExchangeKind | None = "reduce_scatter" if sums_partially else None
+    gather = _exchange(module.name, "all_gather", gradient, work.out_features, ranks)
+    return [_shard(module, local, 0, ranks), *([gather] if is_row or work.is_adapter else [])]
 
 
 def _shard(module: Module, work: Linear, dimension: int, ranks: int) -> Module:

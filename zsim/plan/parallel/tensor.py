@@ -168,10 +168,7 @@ class _TensorSharder:
             if number in routed:
                 modules += self._shard_in_expert_layer(block, number, routed)
             elif module.is_adapter_part:
-                modules += shard_adapter(
-                    module, self.ranks, self.token_shards,
-                    is_row=is_row, sums_partially=self.style.sums_adapters_partially,
-                )  # fmt: skip
+                modules += shard_adapter(module, self.parallelism, is_row=is_row)
             elif module.role in (Role.ROUTER, Role.EXPERTS) or work.is_gate:
                 modules.append(self._shard_tokens(module))
             elif work.is_duplicated:
