@@ -10,10 +10,10 @@ second's output is gathered, and with sequence parallelism each rank goes on wit
 is gathered. The gradient of the second's input is reduced beneath the product for its weight. That of the
 first's is reduced so too without sequence parallelism, with which it is a part of what the column scatters.
 
-DTensors (NeMo AutoModel 0.5 components/distributed/parallel_styles.py, `translate_to_lora`; `sums_partially`)
-cut the first weight alike, and on a row the second along the rank: what the first has scattered, whose
-gradient is gathered. Its output is a part of the row's sum, which the row reduces. So is on a column the
-gradient of the first's input. Nothing overlaps.
+With `sums_adapters_partially` (NeMo AutoModel 0.5 components/distributed/parallel_styles.py
+`translate_to_lora`) the first weight is cut alike, and on a row the second along the rank. What a row's first
+puts out is scattered along the rank, and its gradient gathered. The second's output is a part of the row's
+sum. So is on a column the gradient of the first's input. Nothing overlaps.
 """
 
 from __future__ import annotations
