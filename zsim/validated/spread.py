@@ -25,8 +25,8 @@ m (1 - s^2 / n m^2), the positive-part shrinkage of W. James and C. Stein ("Esti
 1961) with the sources' variance s^2.
 
 The interval is a quantile of the blind sources' absolute errors in units of the spread, to either side. Two
-quantiles of signed errors would need more sources: with the first 22, left out one at a time, intervals that
-hold as often were a fifth wider. Each source is judged by parts and quantiles of the others (docs/accuracy.md), so
+quantiles of signed errors would need more sources: with 31, left out one at a time, intervals that hold as
+often were a sixth wider. Each source is judged by parts and quantiles of the others (docs/accuracy.md), so
 that coverage is measured, not proven, and holds for jobs like the published ones.
 
 Ranges, with the shift of a regime, are made of published runs of role report too, as they say how far off
