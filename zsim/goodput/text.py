@@ -111,9 +111,18 @@ def _days_sentence(run: SimulatedRun) -> str:
     days = "no mean" if run.expected_days is None else f"{run.expected_days / size:,.2f} {unit}"
     return (
         f"{_partial_step(run)}{_steps(run.runs.scenario.steps)} {days} (5 to 95 %: {ends}; "
-        f"{len(run.runs.ledgers)} seeds), {run.ideal_days / size:,.2f} without stops: "
-        f"{run.goodput_fraction * 100:.1f} % goodput{_goodput_error(run)}."
+        f"{len(run.runs.ledgers)} seeds{_longest_runs(run, size)}), {run.ideal_days / size:,.2f} without "
+        f"stops: {run.goodput_fraction * 100:.1f} % goodput{_goodput_error(run)}."
     )
+
+
+def _longest_runs(run: SimulatedRun, unit_days: float) -> str:
+    """The runs beyond the interval, where the mean is: a rare failure costs more than all else."""
+    high, mean, days = run.days_range[1], run.expected_days, run.runs.days
+    if high is None or mean is None or mean <= high:
+        return ""
+    longer = sum(each > high for each in days)
+    return f", of which {longer} take{'s' if longer == 1 else ''} up to {_short(max(days) / unit_days)}"
 
 
 def _short(value: float) -> str:
