@@ -9,6 +9,7 @@ import pytest
 from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
 from zsim.report.report import Report
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_seconds
@@ -76,3 +77,22 @@ def test_others_are_not(strategy: dict[str, Any], nodes: int, tables: dict[str, 
     found = report(strategy, nodes, **tables)
     assert found.step_seconds_without_overlap is None
     assert "were hidden" not in found.limit
+
+
+def test_the_step_with_the_other_release_of_routed_experts_is_told() -> None:
+    """A job that says neither release runs stacked experts, and the note has the step of the older releases,
+    which is that of a job that says both."""
+    asked = Experiment(
+        model={"extends": "mixtral-8x7b", "num_hidden_layers": 2},
+        cluster="dgx-h100",
+        gpus=8,
+        training={"micro_batch_size": 1, "sequence_length": 1024},
+        strategy={"kind": "deepspeed", "stage": 3},
+    )
+    older = {"training.transformers": "4.57", "strategy.version": "0.17.6"}
+    seconds = simulate(change_experiment(asked, older)).report.step_seconds
+    found = simulate(asked).report
+    assert found.step_seconds < seconds
+    expected = f"assumed to be stacked; {format_seconds(seconds)} a step one by one"
+    assert sum(expected in note for note in found.notes) == 1
+    assert sum(expected in note for note in found.input_notes) == 1

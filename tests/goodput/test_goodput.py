@@ -192,6 +192,20 @@ def test_a_short_run_is_told_in_hours_and_energy_in_its_size() -> None:
     assert " 0 " not in said.partition("GPU-hours with spares")[2].partition(".")[0]
 
 
+def test_a_mean_beyond_the_interval_names_the_runs_that_make_it() -> None:
+    """Fewer than one run in twenty meets a failure here, which costs more than all saves."""
+    run = simulate_run(
+        experiment(steps=100_000, seeds=60, failures={"per_1000_node_days": 6}), compares=False
+    )
+    high = run.days_range[1]
+    assert high is not None
+    assert run.expected_days is not None
+    assert run.expected_days > high
+    longer = sum(days > high for days in run.runs.days)
+    assert 0 < longer <= 3
+    assert f"60 seeds, of which {longer} take up to " in " ".join(" ".join(goodput_lines(run)).split())
+
+
 def test_small_losses_of_a_long_run_have_units_of_their_own(whole: Any) -> None:
     """Of a run of days "0.00 days" says nothing: seconds, minutes and hours, and shares of two digits."""
     lines = list(goodput_lines(whole))

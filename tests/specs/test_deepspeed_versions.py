@@ -1,4 +1,4 @@
-"""Defaults and keys by DeepSpeed release, read in the released sources 0.10.3 to 0.19.8."""
+"""Defaults and keys by DeepSpeed release, read in the released sources 0.8.2 to 0.19.8."""
 
 from __future__ import annotations
 
@@ -279,18 +279,18 @@ def test_one_bit_optimizers_left_with_0_19_7_and_never_went_with_zero() -> None:
         load({**one_bit, "zero_optimization": {"stage": 1}}, "0.19.6")
 
 
-@pytest.mark.parametrize("version", ["0.10.2", "0.9.5", "0.19.9", "0.20.0", "1.0.0", "0.13.9"])
+@pytest.mark.parametrize("version", ["0.8.1", "0.7.7", "0.9.6", "0.19.9", "0.20.0", "1.0.0", "0.13.9"])
 def test_releases_zsim_does_not_know_are_refused(version: str) -> None:
     with pytest.raises(InputError) as caught:
         load({}, version)
     assert str(caught.value) == (
-        f"[strategy] version: DeepSpeed {version} is not known to zsim; expected 0.10.3 to 0.19.8"
+        f"[strategy] version: DeepSpeed {version} is not known to zsim; expected 0.8.2 to 0.19.8"
     )
 
 
 @pytest.mark.parametrize("version", ["latest", "19", "", "0.19.8rc1", "0.19+cu128"])
 def test_what_is_no_release_is_refused(version: str) -> None:
-    with pytest.raises(InputError, match=r"is not a DeepSpeed release; expected 0.10.3 to 0.19.8"):
+    with pytest.raises(InputError, match=r"is not a DeepSpeed release; expected 0.8.2 to 0.19.8"):
         load({}, version)
 
 
@@ -300,10 +300,43 @@ def test_a_local_build_counts_as_its_release() -> None:
 
 def test_a_release_without_its_patch_is_the_last_of_them() -> None:
     assert load({}, "0.16").version == "0.16.9"
-    with pytest.raises(
-        InputError, match=r"DeepSpeed 0\.8 is not known to zsim; expected 0\.10\.3 to 0\.19\.8"
-    ):
-        load({}, "0.8")
+    assert load({}, "0.8").version == "0.8.3"
+
+
+@pytest.mark.parametrize(
+    ("version", "dtype"), [("0.8.3", "fp16"), ("0.9.0", "fp32"), ("0.9.1", "fp32"), ("0.9.2", "bf16")]
+)
+def test_gradients_in_bf16_are_reduced_in_their_dtype_since_0_9_2(version: str, dtype: str) -> None:
+    """`DeepSpeedEngine.communication_data_type` at the tags v0.8.3, v0.9.0, v0.9.1 and v0.9.2."""
+    assert [load(bf16(stage), version).communication_dtype for stage in (1, 2, 3)] == [dtype] * 3
+
+
+@pytest.mark.parametrize(
+    ("version", "zero"),
+    [
+        ("0.8.3", {"mics_shard_size": 8}),
+        ("0.9.1", {"mics_shard_size": 8}),
+        ("0.9.5", {"zero_hpz_partition_size": 8}),
+        ("0.10.1", {"zero_quantized_nontrainable_weights": True}),
+    ],
+)
+def test_keys_of_later_releases_are_refused(version: str, zero: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(zero))):
+        load(bf16(3, **zero), version)
+
+
+def test_zero_accumulates_in_another_dtype_since_0_10_1() -> None:
+    assert load(bf16(2, "fp32"), "0.10.1").version == "0.10.1"
+    with pytest.raises(InputError, match=r"grad_accum_dtype: found 'fp32' with ZeRO and bf16"):
+        load(bf16(2, "fp32"), "0.10.0")
+
+
+def test_the_copies_of_cpu_adam_before_0_9_0_are_refused() -> None:
+    fp16 = {"fp16": {"enabled": True}}
+    zero = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    assert load(fp16 | zero, "0.9.0").version == "0.9.0"
+    with pytest.raises(InputError, match="from within its CPU Adam, which is not simulated"):
+        load(fp16 | zero, "0.8.3")
 
 
 def test_every_change_has_a_source_and_falls_between_two_known_releases() -> None:

@@ -7,7 +7,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from zsim.validated.memory import MemoryErrors
+from zsim.validated.memory import MAX_PROBABILITY, MemoryErrors
 from zsim.validated.verdict import Verdict, mark_meanings, verdict_content, verdict_of, verdict_suffix
 
 # Even from -0.1 to +0.1: the probability at load exp(-x) is 1/2 + 5 x (2.5 % at the ends' middles).
@@ -27,6 +27,27 @@ def test_the_word_is_that_of_the_probability(load: float, word: str, exit_code: 
     """At exp(-0.09) 20/21 of the errors less half of one leave room, at exp(-0.02) 12.5/21 of them."""
     found = verdict_of(load, "FSDP", errors=ERRORS)
     assert (found.word, found.exit_code) == (word, exit_code)
+
+
+@pytest.mark.parametrize(
+    ("load", "exact", "equal"),
+    [
+        (1.1, 0.0, 1.1),
+        (1.1, 0.8, 1.26),
+        (1.1, 0.6, 1.136),
+        (0.95, 0.9, 0.95),
+    ],
+)
+def test_errors_are_those_of_what_is_no_model_state(load: float, exact: float, equal: float) -> None:
+    """Where states are 0.8 of the room and all is 1.1 of it, 0.3 must fit into 0.2: (0.3 / 0.2)^0.57 = 1.26.
+    Beside states of 0.6 it is (0.5 / 0.4)^0.57 = 1.136. A job that has room is judged by all of its load."""
+    errors = MemoryErrors(np.linspace(-0.5, 0.5, 101), np.full(101, 1 / 101), 101, 9, 0.5, 4)
+    found = verdict_of(load, "FSDP", exact=exact, errors=errors).probability
+    assert found == pytest.approx(errors.probability(equal), abs=1e-3)
+
+
+def test_states_that_fill_the_memory_do_not_fit() -> None:
+    assert verdict_of(1.8, "FSDP", exact=1.0, errors=ERRORS) == Verdict("does not fit", 1 - MAX_PROBABILITY)
 
 
 def test_a_job_that_runs_short_is_judged_by_published_jobs_that_did() -> None:

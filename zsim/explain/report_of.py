@@ -192,9 +192,11 @@ def report_of(
         offload_seconds_range=variants.offload_range,
         pipeline=pipeline,
     )
+    notes = (*_notes(outcome, allocator, energy, variants, step, terms), *_notes_on_types(job, types))
     return replace(
         report,
-        notes=(*_notes(outcome, allocator, energy, variants, step, terms), *_notes_on_types(job, types)),
+        notes=variants.replace_note(notes),
+        input_notes=variants.replace_note(report.input_notes),
         allocator=allocator,
         energy=energy,
         cost=_cost(job, energy, step.seconds),

@@ -36,6 +36,10 @@ from zsim.specs.cluster.spreads import End as SpreadEnd
 from zsim.specs.cluster.spreads import load_spreads, scale_host_speeds, scale_offload_rates
 from zsim.specs.cluster.table import Evidence
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import change_experiment
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES, training_of
+from zsim.specs.experiment.training.software import ASSUMED_STACKED
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.strategy.expert_degrees import assume_loads
 from zsim.specs.strategy.experts import End
@@ -177,6 +181,13 @@ class Variants:
     """The step with even and with uneven loads of experts."""
     notes: tuple[str, ...] = ()
     """Why a variant is missing, and what one assumes."""
+    experts_note: str = ""
+    """The step with other routed experts, in place of the note that begins alike."""
+
+    def replace_note(self, notes: Sequence[str]) -> tuple[str, ...]:
+        """The notes with `experts_note` in its place."""
+        note = self.experts_note
+        return tuple(note if note and each.startswith(ASSUMED_STACKED) else each for each in notes)
 
     @property
     def host_seconds(self) -> tuple[float, float] | None:
@@ -233,6 +244,30 @@ def routing_range(outcome: Outcome) -> tuple[float, float] | None:
 def _set_expert_loads(job: Job, experts: Experts, end: End) -> Job:
     split = assume_loads(job.parallelism.experts, experts, end)
     return replace(job, parallelism=replace(job.parallelism, experts=split))
+
+
+_MAX_EXPERT_OPS = 40_000  # maximum; more products of single experts are not simulated for a note
+
+
+def _older_experts_note(outcome: Outcome) -> str:
+    """The step with routed experts as transformers 4 runs them, where nothing says the release. Empty where
+    something does, or where the step is not simulated.
+    """
+    job, experts = outcome.job, stacked_experts(outcome.job.model)
+    if experts is None or not any(note.startswith(ASSUMED_STACKED) for note in job.notes):
+        return ""
+    passes = 4 * job.training.gradient_accumulation_steps  # forward, once more, and two products backward
+    ops = 3 * experts.num_experts * len(job.model.blocks) * passes
+    if ops > _MAX_EXPERT_OPS or outcome.jitter_run is not None or outcome.concurrent_jobs:
+        return ""
+    changes = training_of(job.kind).transformers_4_changes(job.experiment.strategy)
+    older = resolve(change_experiment(job.experiment, changes))
+    seconds = simulate_job(older, unfold=outcome.stats.rank_classes == job.world_size).trace.step_seconds
+    keys = ", ".join(f'{key} = "{value}"' for key, value in changes.items())
+    return (
+        f"{ASSUMED_STACKED}; {format_seconds(seconds)} a step one by one, as up to transformers "
+        f"{LAST_OF_MODULES} with what was there then: {keys}"
+    )
 
 
 def offload_range(outcome: Outcome) -> tuple[float, float] | None:
@@ -405,7 +440,8 @@ def full_variants(step: SimulatedStep, *, has_range: bool = True) -> Variants:
     the simulated micro-batches, scaled.
     """
     if step.is_complete:
-        return step_variants(step.outcome, has_range=has_range)
+        variants = step_variants(step.outcome, has_range=has_range)
+        return replace(variants, experts_note=_older_experts_note(step.outcome) if has_range else "")
     terms = step.terms if step.is_loop else ((step.length_ratio, step.outcome),)
     weighted = [(factor, step_variants(outcome, has_range=has_range)) for factor, outcome in terms]
     simulated = weighted[0][1]

@@ -111,9 +111,18 @@ def _days_sentence(run: SimulatedRun) -> str:
     days = "no mean" if run.expected_days is None else f"{run.expected_days / size:,.2f} {unit}"
     return (
         f"{_partial_step(run)}{_steps(run.runs.scenario.steps)} {days} (5 to 95 %: {ends}; "
-        f"{len(run.runs.ledgers)} seeds), {run.ideal_days / size:,.2f} without stops: "
-        f"{run.goodput_fraction * 100:.1f} % goodput{_goodput_error(run)}."
+        f"{len(run.runs.ledgers)} seeds{_longest_runs(run, size)}), {run.ideal_days / size:,.2f} without "
+        f"stops: {run.goodput_fraction * 100:.1f} % goodput{_goodput_error(run)}."
     )
+
+
+def _longest_runs(run: SimulatedRun, unit_days: float) -> str:
+    """The runs beyond the interval, where the mean is: a rare failure costs more than all else."""
+    high, mean, days = run.days_range[1], run.expected_days, run.runs.days
+    if high is None or mean is None or mean <= high:
+        return ""
+    longer = sum(each > high for each in days)
+    return f", of which {longer} take{'s' if longer == 1 else ''} up to {_short(max(days) / unit_days)}"
 
 
 def _short(value: float) -> str:
@@ -248,11 +257,11 @@ def detail_sentences(run: SimulatedRun) -> Iterator[str]:
         yield f"Saves that are kept fill {format_bytes(run.stored_bytes)} of the store at the end."
     curve = run.curve
     if curve is not None:
-        low, high = curve.flat
+        low, high = map(format_duration, curve.flat)
+        flat = f"; between {low} and {high} at most a tenth more time is lost" if low != high else ""
         yield (
             f"Saves are {format_duration(run.work_seconds)} apart. The best interval is "
-            f"{format_duration(curve.best_seconds)}; between {format_duration(low)} and "
-            f"{format_duration(high)} at most a tenth more time is lost."
+            f"{format_duration(curve.best_seconds)}{flat}."
         )
     ranked = sorted(
         (choice for choice in run.modes if choice.goodput_fraction is not None),
@@ -292,10 +301,11 @@ def waits_sentence(run: SimulatedRun) -> Iterator[str]:
         or abs(repairs.goodput_fraction - run.goodput_fraction) < _MIN_GOODPUT_CHANGE
     ):
         return
+    drawn = f"{format_duration(repairs.drawn_seconds)} of" if repairs.drawn_seconds else "no"
     yield (
         f"Half of all time in repair is in 1 of {1 / repairs.half_fraction:.0f} repairs, those of "
         f"{format_duration(repairs.half_seconds)} and more. {len(run.runs.ledgers)} seeds drew "
-        f"{format_duration(repairs.drawn_seconds)} of waiting in a run; with the law's mean of "
+        f"{drawn} waiting in a run; with the law's mean of "
         f"{format_duration(repairs.mean_seconds)} for each repair it is "
         f"{format_duration(repairs.waiting_seconds)}, and goodput {repairs.goodput_fraction * 100:.1f} %."
     )

@@ -30,6 +30,7 @@ from zsim.plan.recorded_work import RecordedWork
 from zsim.specs.model.spec import ExchangeLibrary
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
+MODEL_STATES = ("parameters", "gradients", "optimizer_states")
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 Device = Literal["gpu", "host", "nvme"]
 CollectiveKind = Literal[

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from zsim.plan.moments import JobMoment
+from zsim.plan.ops import MODEL_STATES
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
 from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, StepSpread
@@ -242,7 +243,15 @@ class Report(JobFacts):
         framework, is_mixture = self._kind_of_job
         row = self.allocator
         is_short = row is not None and bool(row.retries or row.failures)
-        return verdict_of(self.load, framework, is_mixture=is_mixture, is_short=is_short)
+        exact = max(
+            (
+                sum(self.peaks[name].at_total.get(state, 0) for state in MODEL_STATES) / limit
+                for name, limit in self.capacity_bytes.items()
+                if limit and name in self.peaks
+            ),
+            default=0.0,
+        )
+        return verdict_of(self.load, framework, exact=exact, is_mixture=is_mixture, is_short=is_short)
 
     @property
     def peak_bytes_range(self) -> tuple[int, int]:

@@ -7,6 +7,7 @@ Every command and page takes its word, its exit code and its probability from he
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from zsim.validated.memory import MemoryErrors, shipped_errors
@@ -16,6 +17,10 @@ Tone = Literal["fits", "tight", "broken"]  # how a verdict is shown
 
 LEVEL = 0.9  # from this probability on a job fits, and below its opposite it does not
 LIKELY = 0.5  # below it the exit code is that of a job that does not fit
+
+# Of the bytes of a published run, what is not a model state: the mean of 11 sources of
+# validation/published/memory_reports.json, two runs of each at most.
+UNCERTAIN_SHARE = 0.57
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ def verdict_of(
     load: float,
     framework: str,
     *,
+    exact: float = 0.0,
     is_mixture: bool = False,
     is_short: bool = False,
     errors: MemoryErrors | None = None,
@@ -117,12 +123,13 @@ def verdict_of(
     """The verdict on a job of `framework`, dense or a mixture of experts, whose fullest memory has this
     `load`.
 
-    The load is the bytes at the peak over the usable bytes, the largest of GPU, host and drives. With
+    The load is the bytes at the peak over the usable bytes, the largest of GPU, host and drives. `exact` is
+    the part of it that parameters, gradients and optimizer states are ([Note: what is uncertain]). With
     `is_short` torch's allocator retries or fails in the job's step. `errors` are by default those of the
     shipped table.
     """
     errors = shipped_errors(framework, is_mixture) if errors is None else errors
-    probability = errors.probability(load)
+    probability = errors.probability(_load_in_doubt(load, exact))
     if probability <= 1 - LEVEL + 1e-9:
         return Verdict("does not fit", probability)
     rows_short = errors.rows_short if is_short else 0
@@ -133,3 +140,21 @@ def verdict_of(
     if is_short:
         return Verdict("runs short", probability, rows_short)
     return Verdict("fits" if probability >= LEVEL - 1e-9 else "fits barely", probability)
+
+
+def _load_in_doubt(load: float, exact: float) -> float:
+    """The load whose probability is that of a job with `load`, of which `exact` are model states.
+
+    # [Note: what is uncertain]
+    The sizes of parameters, gradients and optimizer states are arithmetic, so that a published run's error is
+    one of its remaining bytes, of which it has the share u (`UNCERTAIN_SHARE`): in proportion 1/u times as
+    large. What exceeds the limit then fits only if the remaining bytes are fewer by the ratio of the room
+    beside the states to them, and not at all without such room. A job within the limit is judged by all of
+    its load.
+    """
+    if load <= 1 or not exact:
+        return load
+    if exact >= 1:
+        return inf
+    ratio: float = ((load - exact) / (1 - exact)) ** UNCERTAIN_SHARE
+    return max(load, ratio)

@@ -20,6 +20,7 @@ _PARTITIONING_STAGE = 3
 _GRADIENT_SHARDING_STAGE = 2  # from which on gradients are reduced in every micro-batch
 # transformers 5.0.0 is of January 2026, DeepSpeed 0.18.5 the first release behind it.
 _FIRST_AFTER_TRANSFORMERS_5 = (0, 18, 5)
+_LAST_BEFORE_TRANSFORMERS_5 = "0.17.6"  # of those that fetch every expert's products one by one
 
 
 class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
@@ -156,6 +157,12 @@ class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
         release = parse_release(table.version, "strategy.version")
         is_older = release.number < _FIRST_AFTER_TRANSFORMERS_5
         return f"DeepSpeed {table.version} is older than transformers 5" if is_older else ""
+
+    def transformers_4_changes(self, table: DeepSpeedTable) -> dict[str, str]:
+        changes = super().transformers_4_changes(table)
+        if "version" in table.model_fields_set:
+            return changes
+        return changes | {"strategy.version": _LAST_BEFORE_TRANSFORMERS_5}
 
     def single_expert_notes(self, table: DeepSpeedTable) -> list[str]:
         """A note where the release is a default. It fetches such experts differently from older releases."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.training.software import LAST_OF_MODULES, NEWEST
+from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES
+from zsim.specs.experiment.training.software import NEWEST
 from zsim.specs.formats.config_file import load_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile

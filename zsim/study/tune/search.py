@@ -63,6 +63,8 @@ class SearchResult:
     num_candidates: int = 0
     num_refused: int = 0
     num_too_large: int = 0
+    num_replaced: int = 0
+    """Configurations that do not fit with their first loss, and were tried with another."""
     num_too_slow: int = 0
     num_left: int = 0
     """The candidates that the budget left unexamined."""
@@ -163,6 +165,7 @@ def _bound_entries(
         ):
             candidate = replacements[candidate.number]
             bound = evaluator.bound(candidate)
+            result.num_replaced += 1
         if bound is None:
             result.num_refused += 1
         elif evaluator.is_too_large(candidate, bound):
@@ -201,6 +204,7 @@ def _check_memory(
     def replacement_entries(entry: _Entry) -> list[_Entry]:
         number = entry.candidate.number
         if number in replacements:
+            result.num_replaced += 1
             return _bound_entries(evaluator, [replacements[number]], objective, result, replacements)
         result.num_too_large += 1
         return []

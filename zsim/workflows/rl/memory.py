@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 
+from zsim.plan.ops import MODEL_STATES
 from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
 from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes, parameter_bytes
 from zsim.workflows.rollout.limits import ENGINE_OVERHEAD
 
 ENGINE = ("rollout_weights", "kv_cache", "engine")
-STATES = ("parameters", "gradients", "optimizer_states")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     """The fullest GPU of each phase. Passes without backward are one where their micro-batches are not those
     of an update, whose peak is above theirs otherwise."""
     update = {name: int(size) for name, size in times.update.report.peaks["gpu"].at_total.items()}
-    states = {name: update.get(name, 0) for name in STATES}
+    states = {name: update.get(name, 0) for name in MODEL_STATES}
     passes = dict(times.pass_peak)
     if job.offloads.optimizer:
         passes.pop("optimizer_states", None)
@@ -188,7 +188,7 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[
     kept = phase.by_category
     switches = []
     if name == "rollout":
-        room = capacity - sum(kept.get(state, 0) for state in STATES)
+        room = capacity - sum(kept.get(state, 0) for state in MODEL_STATES)
         share = room / job.cluster.gpu.memory.capacity
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")

@@ -34,6 +34,26 @@ def check_zero(reading: Reading, zero: ZeroConfig, release: Release) -> None:
     _check_offload(where, reading, zero)
 
 
+def check_first_releases(
+    reading: Reading, zero: ZeroConfig, param: Dtype, accumulate: Dtype, release: Release
+) -> None:
+    """Checks of what releases before 0.10.1 do not know, or do in a way that is not simulated."""
+    is_bf16_optimizer = zero.stage == 1 and (param, accumulate) == ("bf16", "fp32")
+    if zero.stage and accumulate != param and not (release.accumulates_in_another_dtype or is_bf16_optimizer):
+        raise InputError(
+            f"{reading.where}: data_types.grad_accum_dtype: found '{accumulate}' with ZeRO and {param}, "
+            f"which DeepSpeed {release} refuses; expected '{param}', or strategy.version from '0.10.1' on"
+        )
+    offload = reading.zero.offload_optimizer
+    is_offloaded = offload is not None and offload.device == "cpu"
+    if release.copies_fp16_in_cpu_adam and param == "fp16" and zero.stage in (1, 2) and is_offloaded:
+        raise InputError(
+            f"{reading.where}: zero_optimization.offload_optimizer: DeepSpeed {release} copies fp16 weights "
+            "to the GPU from within its CPU Adam, which is not simulated; expected strategy.version from "
+            "'0.9.0' on, bf16, or stage 3"
+        )
+
+
 def _check_reduction(reading: Reading, zero: ZeroConfig) -> None:
     where, file = reading.where, reading.file
     if zero.stage in (2, 3) and zero.reduce_scatter:

@@ -1,6 +1,6 @@
 """DeepSpeed's JSON -> DeepSpeedConfig: every key with its exact meaning, checked as DeepSpeed would check it.
 
-Facts from the released sources of DeepSpeed 0.10.3 to 0.19.8 (config.py, zero/config.py, engine.py,
+Facts from the released sources of DeepSpeed 0.8.2 to 0.19.8 (config.py, zero/config.py, engine.py,
 precision_config.py, zero/stage_1_and_2.py, zero/stage3.py), "auto" from transformers 5.23
 (integrations/deepspeed.py).
 """
@@ -132,6 +132,7 @@ class _Resolver:
             file.data_types or DataTypesBlock.model_construct(), zero.stage, param, release
         )
         offload = reading.zero.offload_optimizer
+        checks.check_first_releases(reading, zero, param, accumulate, release)
         wrapper = resolve.resolve_wrapper(
             zero.stage,
             param,
@@ -153,7 +154,9 @@ class _Resolver:
         master, states = resolve.resolve_state_dtypes(
             file, release, is_offloaded=optimizer.implementation == "cpu"
         )
-        communication: Dtype = file.communication_data_type or param
+        communication = file.communication_data_type or resolve.default_communication_dtype(
+            zero.stage, param, release
+        )
         shares_sequences = self.world_size > self.replicas
         if shares_sequences:  # `DeepSpeedEngine._configure_distributed_model` overwrites it
             communication = file.seq_parallel_communication_data_type or "fp32"

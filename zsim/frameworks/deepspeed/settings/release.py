@@ -1,6 +1,6 @@
 """Differences between DeepSpeed's releases: one table of behaviours, each with its source.
 
-Read in the released sources 0.10.3 to 0.19.8. If a key was added between two of the releases that were read,
+Read in the released sources 0.8.2 to 0.19.8. If a key was added between two of the releases that were read,
 it is accepted from the earlier of both on, because its default changes nothing. The releases of a key of the
 file are stated with the key, in `schema`.
 """
@@ -15,11 +15,11 @@ from zsim.errors import InputError
 
 Version = tuple[int, int, int]
 
-OLDEST = "0.10.3"
+OLDEST = "0.8.2"
 NEWEST = "0.19.8"
 
-# Last patch release of every minor release (PyPI); the first of 0.10 that zsim knows is OLDEST.
-_LAST_PATCH = {10: 3, 11: 2, 12: 6, 13: 5, 14: 5, 15: 4, 16: 9, 17: 6, 18: 9, 19: 8}
+# Last patch release of every minor release (PyPI); the first of 0.8 that zsim knows is OLDEST.
+_LAST_PATCH = {8: 3, 9: 5, 10: 3, 11: 2, 12: 6, 13: 5, 14: 5, 15: 4, 16: 9, 17: 6, 18: 9, 19: 8}
 
 _STAGE12, _STAGE3 = "zero/stage_1_and_2.py", "zero/stage3.py"  # below deepspeed/runtime, as all of these
 _INIT, _ENGINE = "zero/partition_parameters.py", "engine.py"
@@ -51,6 +51,14 @@ class Release:
     default_bf16_check_grad_overflow: Annotated[
         bool, ReleaseChange("#8035, precision_config.py", since=(0, 19, 3))
     ]
+    reduces_in_fp16: Annotated[bool, ReleaseChange(f"#2970, {_ENGINE}", until=(0, 9, 0))]
+    """ZeRO reduces gradients of any dtype in fp16 by default."""
+    reduces_bf16_in_fp32: Annotated[bool, ReleaseChange(_ENGINE, since=(0, 9, 0), until=(0, 9, 2))]
+    """Gradients in bf16 are reduced in fp32 by default."""
+    copies_fp16_in_cpu_adam: Annotated[bool, ReleaseChange(f"#3097, {_STAGE12}", until=(0, 9, 0))]
+    """DeepSpeedCPUAdam copies fp16 parameters to the GPU while it updates at stages 1 and 2."""
+    accumulates_in_another_dtype: Annotated[bool, ReleaseChange(f"#2847, {_ENGINE}", since=(0, 10, 1))]
+    """ZeRO knows a `grad_accum_dtype` that is not the weights' type."""
     has_bf16_overflow_key: Annotated[bool, ReleaseChange("#6976, precision_config.py", since=(0, 17, 1))]
     requires_positive_reduce_bucket: Annotated[bool, ReleaseChange("zero/config.py", since=(0, 19, 6))]
     has_one_bit_optimizers: Annotated[bool, ReleaseChange("config.py", until=(0, 19, 7))]
@@ -162,7 +170,7 @@ def parse_release(text: str, where: str) -> Release:
         raise InputError(f"{where}: '{text}' is not a DeepSpeed release; expected {OLDEST} to {NEWEST}")
     major, minor = int(match[1]), int(match[2])
     patch = int(match[3]) if match[3] else _LAST_PATCH.get(minor, 0)
-    is_supported = major == 0 and patch <= _LAST_PATCH.get(minor, -1) and (minor, patch) >= (10, 3)
+    is_supported = major == 0 and patch <= _LAST_PATCH.get(minor, -1) and (minor, patch) >= (8, 2)
     if not is_supported:
         raise InputError(f"{where}: DeepSpeed {text} is not known to zsim; expected {OLDEST} to {NEWEST}")
     return Release.from_number((major, minor, patch))

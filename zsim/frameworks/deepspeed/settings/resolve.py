@@ -271,6 +271,13 @@ def resolve_grad_accum_dtype(block: DataTypesBlock, stage: int, param: Dtype, re
     return "fp32" if stage == 0 and param == "bf16" and release.shards_bf16_without_zero else param
 
 
+def default_communication_dtype(stage: int, param: Dtype, release: Release) -> Dtype:
+    """The default of `communication_data_type`."""
+    if release.reduces_in_fp16 and stage > 0:
+        return "fp16"
+    return "fp32" if release.reduces_bf16_in_fp32 and param == "bf16" else param
+
+
 def resolve_overflow_check(
     wrapper: OptimizerWrapper, param: Dtype, bf16: Bf16Block, release: Release
 ) -> bool:

@@ -46,7 +46,7 @@ class Fp16Block(JsonBlock):
     initial_scale_power: Integer = 16
     loss_scale_window: Count = 1000
     hysteresis: Integer = 2
-    consecutive_hysteresis: bool = False
+    consecutive_hysteresis: Annotated[bool, Key(since=(0, 9, 3))] = False
     min_loss_scale: Number = 1
     fp16_master_weights_and_grads: bool = False
 
@@ -264,7 +264,7 @@ class DeepSpeedFile(JsonBlock):
     wandb: Any = None
     weight_quantization: Annotated[Any, UnsimulatedBehavior("quantised weights", is_present)] = None
     zero_allow_untested_optimizer: Any = None
-    zero_force_ds_cpu_optimizer: Any = None
+    zero_force_ds_cpu_optimizer: Annotated[Any, Key(since=(0, 8, 3))] = None
 
 
 FILE_KEYS = keys_of(DeepSpeedFile)

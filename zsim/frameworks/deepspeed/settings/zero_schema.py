@@ -163,7 +163,7 @@ class ZeroBlock(JsonBlock):
         Field(False, alias="stage3_gather_16bit_weights_on_model_save")
     )
     memory_efficient_linear: Annotated[
-        bool, Key("linear layers keep no second reference to weights", STAGE_3)
+        bool, Key("linear layers keep no second reference to weights", STAGE_3, since=(0, 9, 0))
     ] = True
     enable_sanity_checks: Annotated[
         bool,
@@ -173,24 +173,26 @@ class ZeroBlock(JsonBlock):
         Lazy[LeafModuleBlock] | None, Key("modules fetched as one", STAGE_3, since=(0, 18, 0))
     ] = None
     zero_hpz_partition_size: Annotated[
-        Elements, Key("secondary shards inside groups of this size (hpZ)", STAGE_3)
+        Elements, Key("secondary shards inside groups of this size (hpZ)", STAGE_3, since=(0, 10, 0))
     ] = 1
     zero_quantized_weights: Annotated[
-        bool, Key("int8 all-gather (qwZ)", STAGE_3, is_ignored_by_mics=True)
+        bool, Key("int8 all-gather (qwZ)", STAGE_3, since=(0, 10, 0), is_ignored_by_mics=True)
     ] = False
-    zero_quantized_nontrainable_weights: Annotated[bool, Key("frozen weights in int8", STAGE_3)] = False
+    zero_quantized_nontrainable_weights: Annotated[
+        bool, Key("frozen weights in int8", STAGE_3, since=(0, 10, 2))
+    ] = False
     zero_quantized_gradients: Annotated[
-        bool, Key("int4 all-to-all reduction (qgZ)", STAGE_3, is_ignored_by_mics=True)
+        bool, Key("int4 all-to-all reduction (qgZ)", STAGE_3, since=(0, 10, 0), is_ignored_by_mics=True)
     ] = False
     zeropp_loco_param: Annotated[
         Lazy[LocoBlock] | None,
         Key("error feedback for qgZ", STAGE_3, since=(0, 16, 1), until=(0, 19, 8), is_ignored_by_mics=True),
     ] = None
     mics_shard_size: Annotated[
-        Integer, Key("shards inside groups of this size", STAGE_3, until=(0, 19, 7))
+        Integer, Key("shards inside groups of this size", STAGE_3, since=(0, 9, 2), until=(0, 19, 7))
     ] = -1
     mics_hierarchical_params_gather: Annotated[
-        bool, Key("gathers in two stages", STAGE_3, until=(0, 19, 7))
+        bool, Key("gathers in two stages", STAGE_3, since=(0, 9, 2), until=(0, 19, 7))
     ] = False
     offload_param: Annotated[
         Lazy[OffloadParamBlock] | None, Key("where the shards of the parameters live", STAGE_3)
@@ -207,8 +209,8 @@ class ZeroBlock(JsonBlock):
     ignore_unused_parameters: bool = True
     legacy_stage1: bool = False
     cpu_offload_use_pin_memory: bool | None = None
-    pipeline_loading_checkpoint: bool = False
-    override_module_apply: bool = True
+    pipeline_loading_checkpoint: Annotated[bool, Key(since=(0, 10, 1))] = False
+    override_module_apply: Annotated[bool, Key(since=(0, 10, 1))] = True
     log_trace_cache_warnings: Annotated[bool, Key(since=(0, 16, 1))] = False
     save_muon_momentum_buffer_in_memory: Annotated[bool, Key(since=(0, 18, 6))] = False
 

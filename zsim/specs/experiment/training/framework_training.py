@@ -23,6 +23,9 @@ from zsim.specs.strategy.training import AttentionKind, Checkpointing, LayerKern
 Table = TypeVar("Table", bound=StrategyTable)
 Config = TypeVar("Config", bound=StrategyConfig)
 
+LAST_OF_MODULES = "4.57"
+"""The last transformers in which every routed expert has modules of its own."""
+
 
 class FrameworkTraining(Generic[Table, Config]):
     """A framework's part in `[training]`: what it fills in, and what it refuses.
@@ -222,6 +225,10 @@ class FrameworkTraining(Generic[Table, Config]):
     def transformers_4_reason(self, table: Table) -> str:
         """Why the job's transformers is older than 5 where nothing says so. Empty if it is not."""
         return ""
+
+    def transformers_4_changes(self, table: Table) -> dict[str, str]:
+        """The keys, with values, of a job that left its releases out and ran with transformers 4."""
+        return {"training.transformers": LAST_OF_MODULES}
 
     def single_expert_notes(self, table: Table) -> list[str]:
         """Notes on routed experts that run one by one."""

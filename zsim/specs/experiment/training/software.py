@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from zsim.errors import InputError, did_you_mean
 from zsim.resources import preset_table
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.training.framework_training import training_of
+from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES, training_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_looped_form
@@ -190,7 +190,9 @@ def _toml(value: object) -> str:
 
 
 _TRANSFORMERS = "training.transformers"
-NEWEST, LAST_OF_MODULES = "5.23", "4.57"
+NEWEST = "5.23"
+ASSUMED_STACKED = "routed experts are assumed to be stacked"
+"""The note on a release that nothing says begins with it."""
 
 
 def runs_experts_one_by_one(
@@ -234,7 +236,7 @@ def runs_experts_one_by_one(
         )
         return True, (note,)
     note = (
-        "routed experts are assumed to be stacked and to run together, as from transformers 5 on; up to "
+        f"{ASSUMED_STACKED} and to run together, as from transformers 5 on; up to "
         f"{LAST_OF_MODULES} each is three linear layers and they run one by one, which takes up to "
         f'several times as long: {_TRANSFORMERS} = "{LAST_OF_MODULES}"'
     )
