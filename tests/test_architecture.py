@@ -183,7 +183,7 @@ def test_a_name_is_seen_wherever_it_stands() -> None:
 # Modules and packages of `plan` from the ground up: the vocabulary, modules at work, stages and
 # their hooks, the walk through them, pipelines and split models, memory, frameworks, plans.
 PLAN = (
-    "actions", "recorded_work", "ops", "columns", "builder", "checks", "node_types", "passes",
+    "actions", "ops", "columns", "builder", "checks", "node_types", "passes",
     "recorded", "workload", "stage", "hooks", "shared", "walk", "pipeline",
     "parallel", "memory", "moments", "framework_hooks", "make", "plans",
 )  # fmt: skip

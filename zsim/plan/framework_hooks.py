@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from zsim.plan.ops import Memory
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.run_actions import PipelineRuntime
 from zsim.plan.shared.originals import FrozenStorage
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig

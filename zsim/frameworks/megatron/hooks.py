@@ -11,7 +11,7 @@ from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.run_actions import PipelineRuntime
 from zsim.plan.shared.checkpoints import PartitionedCheckpoints
 from zsim.plan.shared.originals import FrozenStorage
 from zsim.plan.stage import Stage
