@@ -24,9 +24,8 @@ from zsim.workflows.rl.framework import Offloads
 from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
 from zsim.workflows.rl.memory import host_memory_by_phase, memory_by_phase
 from zsim.workflows.rl.phases import model_bytes, num_tensors, sync_seconds
-from zsim.workflows.rl.result import RlResult, simulate_rl
+from zsim.workflows.rl.result import RlResult, phase_spread, simulate_rl
 from zsim.workflows.rl.samples import draw_samples
-from zsim.workflows.rl.spread import phase_spread
 from zsim.workflows.rollout.limits import (
     BLOCK_TOKENS,
     BUDGET_OVERHEAD,

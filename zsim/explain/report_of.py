@@ -67,8 +67,8 @@ from zsim.report.traffic import SentRow, TrafficRow, reported_group
 from zsim.report.views.meanings import DATA_LOADING
 from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
 from zsim.specs.experiment.data.loading import waiting_seconds
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import (
+from zsim.specs.experiment.job import (
+    Job,
     batch_label,
     gpus_label,
     parallelism_label,

@@ -18,7 +18,7 @@ from zsim.report.report import Report
 from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.experiment.run.failures import resolve_failures
-from zsim.specs.experiment.run.storage import resolve_storage
+from zsim.specs.experiment.run.run import resolve_storage
 from zsim.validated.verdict import Verdict, verdict_content
 from zsim.version import __version__
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from zsim.cost.rates.cpu_optimizer import optimizer_bytes_per_second, thread_share
+from zsim.cost.rates.offload import optimizer_bytes_per_second, thread_share
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.make import make_plan

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Evidence, Table

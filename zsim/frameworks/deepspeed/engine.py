@@ -11,7 +11,7 @@ Megatron-DeepSpeed's sequence parallelism does not sum the gradients of its norm
 
 from __future__ import annotations
 
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers.states import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.activation_checkpoints import make_checkpoints
 from zsim.frameworks.deepspeed.muon import step_matrices

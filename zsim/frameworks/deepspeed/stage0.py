@@ -10,7 +10,7 @@ have are reduced after all others, over these (`_reduce_expert_gradients`).
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers.states import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip

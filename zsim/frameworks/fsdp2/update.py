@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import norm_kernels
 from zsim.cost.optimizers.muon import STEPS, elementwise_kernels, product
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers.states import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.param_groups import MeshInfo, ParamGroup
 from zsim.frameworks.fsdp2.settings import Fsdp2Config

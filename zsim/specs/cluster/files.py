@@ -30,8 +30,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from zsim.errors import InputError, expected_text
+from zsim.files import PRESETS
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_user_file
-from zsim.resources import PRESETS
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import AttentionEfficiency, Gpu, Power

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from zsim.errors import InputError, expected_text
+from zsim.files import PRESETS, preset_table
 from zsim.reading import parse_toml
-from zsim.resources import PRESETS, preset_table
 from zsim.specs.cluster.table import Fraction, Table
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table

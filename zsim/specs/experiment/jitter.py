@@ -17,7 +17,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Evidence, Table
 from zsim.specs.lazy_model import StrictTable, resolve_table

@@ -16,12 +16,11 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.reading import restore_nulls
 from zsim.specs.cluster.files import cluster_tables, read_toml
-from zsim.specs.experiment.overrides import apply_overrides, extended_model
+from zsim.specs.experiment.overrides import apply_overrides, config_kind, extended_model
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import merge_training_file
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.config_file import config_kind
 from zsim.specs.strategy.registry import STRATEGIES, is_strategy
 from zsim.specs.user_code import UserCode, load_named_model, load_user_models
 from zsim.units import AS_IN_FILES

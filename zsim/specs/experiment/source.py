@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.files import EXAMPLE
 from zsim.reading import NULL, parse_toml
-from zsim.resources import EXAMPLE
 from zsim.specs.experiment.load import build_experiment, change_experiment, load_experiment
+from zsim.specs.experiment.overrides import config_file_of, config_kind
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import is_training_file, names_training_file
 from zsim.specs.key_index import takes_text
-from zsim.specs.strategy.config_file import config_file_of, config_kind
 from zsim.specs.user_code import UserCode
 
 _MAX_PARTS = 32

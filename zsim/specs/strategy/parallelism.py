@@ -29,8 +29,7 @@ from zsim.specs.strategy.mesh import (
     TENSOR,
     Mesh,
 )
-from zsim.specs.strategy.parallelism_table import ParallelismTable, ScheduleName
-from zsim.specs.strategy.partition import split_balanced_layers
+from zsim.specs.strategy.parallelism_table import ParallelismTable, ScheduleName, split_balanced_layers
 from zsim.specs.strategy.requirement import alternatives
 from zsim.specs.strategy.style import ModelParallelStyle
 
