@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.optimizers.muon import newton_schulz_flops
-from zsim.cost.optimizers.states import STATES, UpdatedTensor, state_tensors, update_kernels
+from zsim.cost.optimizers import (
+    STATES,
+    UpdatedTensor,
+    newton_schulz_flops,
+    state_tensors,
+    update_kernels,
+)
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.optimizers import OPTIMIZERS, optimizer_of
 

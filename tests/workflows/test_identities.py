@@ -17,7 +17,7 @@ from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.frameworks.verl.workflow import RELOAD_BANDWIDTH
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.rl.table import RlLengthsTable
+from zsim.specs.experiment.rl import RlLengthsTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.workflows.rl.framework import Offloads

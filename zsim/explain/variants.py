@@ -34,8 +34,8 @@ from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.host_speeds import host_speeds
 from zsim.specs.cluster.spreads import End as SpreadEnd
 from zsim.specs.cluster.spreads import load_spreads, scale_host_speeds, scale_offload_rates
-from zsim.specs.cluster.table import Evidence
 from zsim.specs.experiment.job import Job
+from zsim.specs.lazy_model import Evidence
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.strategy.expert_degrees import assume_loads
 from zsim.specs.strategy.experts import End

@@ -41,14 +41,13 @@ from zsim.goodput.scenario import (
 from zsim.goodput.search import starting_interval
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import LocalTrainingTable, PhaseTable, TrainingRunTable
 from zsim.specs.experiment.tables import CostTable, Experiment
-from zsim.specs.lazy_model import resolve_table
+from zsim.specs.lazy_model import Table, resolve_table
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.registry import kinds
 from zsim.units import Duration

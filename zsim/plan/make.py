@@ -62,9 +62,8 @@ from zsim.specs.experiment.training.resolve import check_blocks
 from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import Block, ContextSharding, Embedding, Exchange, ModelSpec, Module, Parameter
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
-from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE, Mesh
 from zsim.specs.strategy.optimizers import optimizer_of
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import CONTEXT, DATA, EXPERT_DATA, PIPELINE, Mesh, ParallelismConfig
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
 

@@ -25,8 +25,8 @@ from zsim.report.views.meanings import CAPACITY, COMMUNICATION
 from zsim.report.views.result import DisplayableList, Figures
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
 from zsim.study.sensitivity.sensitivity import HARDWARE, Knob

@@ -16,7 +16,7 @@ from math import prod
 from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.optimizers.muon import orthogonalisation_kernels, product
+from zsim.cost.optimizers import orthogonalisation_kernels, product
 from zsim.dtypes import DTYPE_BYTES
 
 Orthogonalisation = Literal["gram", "standard"]

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from zsim.cost.optimizers.states import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.frameworks.fsdp1.reduce import (

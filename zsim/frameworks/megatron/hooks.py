@@ -16,8 +16,7 @@ from zsim.plan.shared.checkpoints import PartitionedCheckpoints
 from zsim.plan.shared.originals import FrozenStorage
 from zsim.plan.stage import Stage
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.mesh import TENSOR
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import TENSOR, ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 
 

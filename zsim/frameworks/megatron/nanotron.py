@@ -27,7 +27,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, norm_kernels, scale_kernels
-from zsim.cost.optimizers.states import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.frameworks.megatron.buffer import Bucket
 from zsim.frameworks.megatron.schedule import NCCL, MegatronSchedule
 from zsim.frameworks.megatron.settings.config import MegatronConfig

@@ -43,7 +43,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.walk import Walk
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Exchange
-from zsim.specs.strategy.mesh import TENSOR
+from zsim.specs.strategy.parallelism import TENSOR
 
 
 @dataclass(frozen=True, slots=True)

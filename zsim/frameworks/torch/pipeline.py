@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.cost.kernels.shapes import WorkOptions
-from zsim.cost.memory.activations import saves_only_block_input
+from zsim.cost.memory import saves_only_block_input
 from zsim.errors import InputError
 from zsim.plan.actions import Action, Kind, MessageCall, MessageWait, Order, Overlap, Step, actions_of
 from zsim.plan.builder import PlanBuilder

@@ -31,7 +31,7 @@ from zsim.specs.model.spec import (
     Parameter,
 )
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
+from zsim.specs.strategy.parallelism import EXPERT, EXPERT_DATA
 
 
 def shard_adapter(module: Module, ranks: int, stream: int, *, is_row: bool) -> list[Module]:

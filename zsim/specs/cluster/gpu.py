@@ -6,8 +6,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from zsim.cost.kernels.kernel import SCAN_KINDS
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.cluster.table import Fraction, Table
-from zsim.specs.lazy_model import FiniteTable
+from zsim.specs.lazy_model import FiniteTable, Fraction, Table
 from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
 
 

@@ -20,8 +20,7 @@ from zsim.specs.experiment.tables import (
     SimulationTable,
 )
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import CONTEXT, DATA, PIPELINE, TENSOR, Mesh, ParallelismConfig
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
 from zsim.specs.topology.topology import Topology

@@ -20,7 +20,6 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.data.images import apply_images
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
-from zsim.specs.experiment.fp8.recipe import check_fp8_shapes, infer_fp8_precision, resolve_fp8
 from zsim.specs.experiment.framework_resolver import StrategyRequest, resolver_of
 from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, job_topology, slowdowns_of
@@ -41,6 +40,7 @@ from zsim.specs.experiment.training.batch import (
     uneven_sequences,
 )
 from zsim.specs.experiment.training.checkpointing import resolve_recomputation
+from zsim.specs.experiment.training.fp8 import check_fp8_shapes, infer_fp8_precision, resolve_fp8
 from zsim.specs.experiment.training.framework_training import (
     check_stored_types,
     choose_optimizer,

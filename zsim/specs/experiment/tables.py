@@ -160,13 +160,13 @@ class CostTable(StrictTable):
 
 
 if TYPE_CHECKING:
-    from zsim.specs.experiment.rl.table import RlTable
+    from zsim.specs.experiment.rl import RlTable
     from zsim.specs.experiment.run.run import TrainingRunTable
 
     _RunTable = TrainingRunTable
     _RlTable = RlTable
 else:
-    _RlTable = Annotated[Any, LazyModel("zsim.specs.experiment.rl.table:RlTable")]
+    _RlTable = Annotated[Any, LazyModel("zsim.specs.experiment.rl:RlTable")]
     _RunTable = Annotated[Any, LazyModel("zsim.specs.experiment.run.run:TrainingRunTable")]
 
 

@@ -14,7 +14,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.report.views.result import Column, Displayable
 from zsim.report.views.text.plain import paragraph, table
-from zsim.specs.experiment.source import ExperimentSource, experiment_of, plain_table
+from zsim.specs.experiment.load import ExperimentSource, experiment_of, plain_table
 from zsim.specs.experiment.tables import CostTable
 from zsim.specs.messages import validate_table
 from zsim.specs.model.spec import ModelSpec

@@ -24,7 +24,7 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMMUNICATION
 from zsim.report.views.result import Column, Displayable, Figures
 from zsim.report.views.text.plain import table
-from zsim.specs.experiment.source import ExperimentSource, plain_table
+from zsim.specs.experiment.load import ExperimentSource, plain_table
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.user_code import UserCode
 from zsim.study.progress import Progress

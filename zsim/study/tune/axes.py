@@ -15,12 +15,12 @@ from typing import Any
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
-from zsim.specs.experiment.fp8.recipe import recipes_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.programs import find_config_mapping
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.fp8 import recipes_of
 from zsim.specs.strategy.registry import kinds
 from zsim.study.tune.degrees import degrees, replicas_of
 from zsim.study.tune.framework import (

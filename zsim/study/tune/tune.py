@@ -10,9 +10,9 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
-from zsim.report.views.text.sentences import format_remedy
+from zsim.report.views.text.plain import format_remedy
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.run.run import TrainingRunTable
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES
 from zsim.study.progress import Counts

@@ -31,10 +31,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.cluster.table import Fraction, Table
 from zsim.specs.experiment.run.checkpoint import CheckpointTable, steps_or_time
 from zsim.specs.experiment.run.failures import FailuresTable, RecoveryTable, apply_preset
-from zsim.specs.lazy_model import FiniteTable, StrictTable
+from zsim.specs.lazy_model import FiniteTable, Fraction, StrictTable, Table
 from zsim.units import BytesPerSecond, Duration, Tokens
 
 _FILE = "storage.toml"

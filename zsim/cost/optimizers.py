@@ -1,10 +1,21 @@
-"""Bytes of the state tensors that an optimizer makes for one tensor.
+"""The state tensors that an optimizer makes for one tensor, and the kernels of an update.
 
-All rules are functions of the tensor's part on the rank (`UpdatedTensor`) and of the type it is stored in.
-Scalars (the step's number, 4 bytes a tensor) are left out.
+All rules for the bytes of states are functions of the tensor's part on the rank (`UpdatedTensor`) and of the
+type it is stored in. Scalars (the step's number, 4 bytes a tensor) are left out.
 
 An update in one pass reads and writes the parameter and every state, and reads the gradient: fused AdamW 28
 bytes per parameter in fp32. `EXTRA` counts what goes beyond that.
+
+# [Note: Newton-Schulz]
+Muon's products, and the work of one matrix's update: torch 2.13 optim/_muon.py `_single_tensor_muon` and
+`_zeropower_via_newtonschulz`: momentum, its Nesterov sum, a cast to bf16, a norm and a division, then five
+rounds of
+
+    A = X X^T
+    B = b A + c A A
+    X = a X + B X
+
+of an m x n matrix with m <= n (a tall one is transposed before), so 5 (4 m^2 n + 2 m^3) FLOPs in bf16.
 """
 
 from __future__ import annotations
@@ -16,7 +27,6 @@ from typing import Self
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import OptimizerImplementation, cast_kernels, optimizer_kernels
-from zsim.cost.optimizers.muon import elementwise_kernels, orthogonalisation_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.strategy.optimizers import OPTIMIZERS, optimizer_of
 
@@ -228,3 +238,40 @@ def _muon(
         gradient_dtype=gradient_dtype, state_dtype=stored_dtype,
     )  # fmt: skip
     return (*kernels, *adamw_kernels)
+
+
+STEPS = 5  # DEFAULT_NS_STEPS
+
+
+def newton_schulz_flops(rows: int, columns: int) -> float:
+    """FLOPs of the five rounds on a matrix: 2 m n k per product."""
+    short, long = sorted((rows, columns))
+    return STEPS * (4.0 * short * short * long + 2.0 * short**3)
+
+
+def orthogonalisation_kernels(rows: int, columns: int) -> tuple[Kernel, ...]:
+    """The five rounds on a whole matrix."""
+    short, long = sorted((rows, columns))
+    return iteration_kernels(short, long) * STEPS
+
+
+def iteration_kernels(short: int, long: int) -> tuple[Kernel, Kernel, Kernel]:
+    """The three products of a round on X, `short x long`."""
+    gram = product(short, short, long, 0)
+    update = product(short, short, short, short * short)
+    return gram, update, product(short, long, short, short * long)
+
+
+def elementwise_kernels(numel: int, stored_dtype: str, gradient_dtype: str) -> tuple[Kernel, ...]:
+    """Everything around the products, for `numel` elements: `buf.lerp_(grad)`, `grad.lerp(buf)`, the cast to
+    bf16, the norm, the division, decay of the weights, the scaled add."""
+    p, g, low = DTYPE_BYTES[stored_dtype], DTYPE_BYTES[gradient_dtype], 2
+    momentum = 2 * p + g + (2 * g + p)
+    bytes_per_element = momentum + (g + low) + low + 2 * low + 2 * p + (2 * p + low)
+    return (Kernel("optimizer", 0.0, float(numel * bytes_per_element), "fp32", (), 8),)
+
+
+def product(m: int, n: int, k: int, added: int) -> Kernel:
+    """m x k by k x n in bf16, plus a tensor of `added` elements read for `addmm`."""
+    m, n, k = max(m, 1), max(n, 1), max(k, 1)
+    return Kernel("gemm", 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n + added), "bf16", (m, n, k), 1)
