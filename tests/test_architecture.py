@@ -305,7 +305,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 
 # Modules of one function whose name is a noun all the same: the thing that the function gives or does.
 # The last is the role `read` of a program, which core looks up by its name.
-NOUNS = {"zsim.extras", "zsim.specs.strategy.training", "zsim.programs.trainer.read"}
+NOUNS = {"zsim.extras", "zsim.programs.trainer.read"}
 
 
 def test_a_file_is_a_noun() -> None:

@@ -9,7 +9,6 @@ import pytest
 from zsim.cost.optimizers import (
     STATES,
     UpdatedTensor,
-    newton_schulz_flops,
     state_tensors,
     update_kernels,
 )
@@ -88,7 +87,6 @@ def test_newton_schulz_counts_what_torch_computes() -> None:
         tensor.grad = torch.randn(shape)
         with FlopCounterMode(display=False) as counter:
             torch.optim.Muon([tensor]).step()
-        assert newton_schulz_flops(*shape) == counter.get_total_flops()
         kernels = update_kernels("muon", [UpdatedTensor(shape, shape, is_matrix=True)])
         assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()
 

@@ -243,12 +243,6 @@ def _muon(
 STEPS = 5  # DEFAULT_NS_STEPS
 
 
-def newton_schulz_flops(rows: int, columns: int) -> float:
-    """FLOPs of the five rounds on a matrix: 2 m n k per product."""
-    short, long = sorted((rows, columns))
-    return STEPS * (4.0 * short * short * long + 2.0 * short**3)
-
-
 def orthogonalisation_kernels(rows: int, columns: int) -> tuple[Kernel, ...]:
     """The five rounds on a whole matrix."""
     short, long = sorted((rows, columns))

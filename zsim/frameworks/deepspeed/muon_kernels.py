@@ -28,12 +28,6 @@ def uses_muon(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) > 1 and not any(word in name.lower() for word in ("embed", "lm_head"))
 
 
-def gram_flops(rows: int, columns: int) -> float:
-    """FLOPs of the default on one matrix that is not square."""
-    short, long = sorted((rows, columns))
-    return 8.0 * short * short * long + 2.0 * _SQUARES * short**3
-
-
 def matrix_kernels(
     shape: tuple[int, ...], gradient_dtype: str, method: Orthogonalisation = "gram"
 ) -> tuple[Kernel, ...]:
