@@ -40,7 +40,7 @@ from zsim.operations.sharding import FeatureCut
 from zsim.plan.actions import Step
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
-from zsim.plan.framework_hooks import FrameworkHooks, hooks_of
+from zsim.plan.framework_hooks import FrameworkHooks, frozen_copy, hooks_of, originals
 from zsim.plan.hooks import Hooks
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
@@ -54,7 +54,6 @@ from zsim.plan.pipeline.run_actions import PipelineRuntime, run_actions
 from zsim.plan.shared.amaxes import amax_group
 from zsim.plan.shared.checkpoints import HostCheckpoints
 from zsim.plan.shared.host_side import HostSide
-from zsim.plan.shared.originals import frozen_copy, originals
 from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload, Workloads
 from zsim.specs.experiment.job import Job
