@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[1] / "zsim"
 # A part of a package that has a floor of its own is named with the package.
 FLOOR: dict[str, float] = {
     "errors": -1,
-    "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
+    "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "version": 0,
     "extras": 0, "garbage_collection": 0, "memo": 0,
-    "specs.strategy.fp8": 0.1, "specs.strategy.lengths": 0.1, "specs.strategy.images": 0.1,
+    "specs.strategy.fp8": 0.1, "specs.strategy.images": 0.1,
     "specs.lazy_model": 0.05, "specs.strategy.table": 0.1,
-    "specs.strategy.choices": 0.1, "specs.strategy.framework": 0.12, "specs.strategy.registry": 0.15,
+    "specs.strategy.registry": 0.15,
     "cost.kernels.kernel": 0.05, "cost.kernels.passes": 0.07,
     "cost.kernels.losses": 0.1, "cost.kernels.layer_kernels": 0.1,
-    "specs.strategy.kernel_sets": 0.17, "specs.strategy.training": 0.2,
+    "specs.strategy.training": 0.2,
     "cost.kernels": 0.5,
     "operations": 0.7,
     "specs": 1, "trace": 1.5, "validated": 1.2,
@@ -47,7 +47,6 @@ _READ = {
     "units",
     "files",
     "reading",
-    "resources",
     "extras",
     "version",
     "operations",
@@ -58,7 +57,7 @@ _READ = {
 WINGS = {
     "report": (_READ | {"validated", "plan"}) - {"reading"},
     "comparison": (_READ | {"plan", "report", "validated"}) - {"reading"},
-    "calibrate": _READ - {"files", "resources"},
+    "calibrate": _READ - {"files"},
 }
 VERTICAL = {"frameworks", "programs"}  # each folder knows one of them, and core finds it by its name
 CLOCK = {"fluid", "fabric", "engine", "goodput", "workflows"}
@@ -183,7 +182,7 @@ def test_a_name_is_seen_wherever_it_stands() -> None:
 # Modules and packages of `plan` from the ground up: the vocabulary, modules at work, stages and
 # their hooks, the walk through them, pipelines and split models, memory, frameworks, plans.
 PLAN = (
-    "actions", "recorded_work", "ops", "columns", "builder", "checks", "node_types", "passes",
+    "actions", "ops", "columns", "builder", "checks", "node_types", "passes",
     "recorded", "workload", "stage", "hooks", "shared", "walk", "pipeline",
     "parallel", "memory", "moments", "framework_hooks", "make", "plans",
 )  # fmt: skip
@@ -306,7 +305,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 
 # Modules of one function whose name is a noun all the same: the thing that the function gives or does.
 # The last is the role `read` of a program, which core looks up by its name.
-NOUNS = {"zsim.extras", "zsim.specs.cluster.cublas", "zsim.programs.trainer.read"}
+NOUNS = {"zsim.extras", "zsim.programs.trainer.read"}
 
 
 def test_a_file_is_a_noun() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.resources import EXAMPLE
+from zsim.files import EXAMPLE
 
 ZSIM = [sys.executable, "-c", "from zsim.cli import main; main()"]
 SMALL = ["--model", "gpt2", "--gpus", "8", "--set", "training.sequence_length=512"]

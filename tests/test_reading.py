@@ -19,8 +19,7 @@ from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError, ZsimError
 from zsim.reading import parse_json, parse_toml, parse_whole_number, read_bytes, read_text
 from zsim.specs.cluster.files import load_cluster, load_gpu
-from zsim.specs.experiment.load import build_experiment, load_experiment
-from zsim.specs.experiment.source import parse_setting
+from zsim.specs.experiment.load import build_experiment, load_experiment, parse_setting
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import load_model
 from zsim.study.check.baseline import read_baseline

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 
 LAYER_LISTS = ("layer_types", "mlp_layer_types")
 

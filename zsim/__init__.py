@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from zsim.api import Result, make_plan
     from zsim.comparison.compare import compare
     from zsim.comparison.comparison import Comparison
-    from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
-    from zsim.fluid.pool import simulate_flows
+    from zsim.fluid.pool import max_min_fair_rates, simulate_flows
     from zsim.frameworks.public import *  # noqa: F403
     from zsim.specs.capture.capture import capture
     from zsim.specs.experiment.load import load_experiment
@@ -60,7 +59,7 @@ _MODULE_OF = {
     "Result": "zsim.api",
     "make_plan": "zsim.api",
     "simulate": "zsim.study.search",
-    "max_min_fair_rates": "zsim.cost.sharing",
+    "max_min_fair_rates": "zsim.fluid.pool",
     "Comparison": "zsim.comparison.comparison",
     "compare": "zsim.comparison.compare",
     "InputError": "zsim.errors",

@@ -19,8 +19,8 @@ from zsim.plan.ops import Plan
 from zsim.report.report import Report
 from zsim.report.views.result import Displayable, Figures
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.trace.trace import Trace
 from zsim.validated.verdict import verdict_content
@@ -61,7 +61,7 @@ class Result(Displayable):
 
     def headline(self) -> str:
         from zsim.report.fit import fit_of
-        from zsim.report.views.text.sentences import format_trust, headline
+        from zsim.report.views.text.plain import format_trust, headline
 
         return f"{headline(self.report)}. {fit_of(self.report).label}. {format_trust(self.report)}"
 

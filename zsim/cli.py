@@ -35,7 +35,7 @@ _COMMANDS = {
     "explain": ("reference:explain", "What a key of a file means."),
     "presets": ("reference:presets", "The models and clusters that ship with zsim."),
     "topology": ("topology", "Draw, write, time and compare clusters."),
-    "calibrate": ("calibrate", "Fit a cluster's numbers to measurements."),
+    "calibrate": ("recorded:calibrate", "Fit a cluster's numbers to measurements."),
     "compare": ("recorded:compare", "Compare two traces: calls, times and bytes."),
     "replay": ("recorded:replay", "Run a recorded step again, on other hardware too."),
     "check": ("check", "Check predictions against recorded ones and measured runs."),

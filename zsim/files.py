@@ -1,11 +1,14 @@
-"""Files that zsim writes: completely or not at all, and checked before the work begins."""
+"""Files that ship with zsim, and those that it writes: completely or not at all, checked before the work."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from zsim.errors import InputError
 
@@ -95,3 +98,23 @@ def write_files(files: Mapping[str, str], folder: Path) -> list[Path]:
     for parent in {(folder / name).parent for name in files}:
         make_folder(parent)
     return [write_atomically(folder / name, text) for name, text in files.items()]
+
+
+PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = PACKAGE.parent  # of a source checkout; in an installed package, the folder of packages
+PRESETS = PACKAGE / "presets"
+EXAMPLE = PRESETS / "experiments" / "llama-3-70b-zero3.toml"  # what a bare `zsim run` simulates
+TEMPLATES = PACKAGE / "report" / "templates"
+
+
+@cache
+def preset_table(name: str) -> Mapping[str, Any]:
+    """The table of a preset that is zsim's own data: `presets/NAME.toml`. Errors in it are ours."""
+    return tomllib.loads((PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def topologies_folder() -> Path:
+    """The folder of shipped clusters and GPUs: next to the package in a source checkout, inside it when
+    installed."""
+    installed = PACKAGE / "topologies"
+    return installed if installed.is_dir() else CHECKOUT / "topologies"

@@ -18,7 +18,7 @@ from zsim.operations.fused_head import fused_head
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear, ModelSpec, Module, Parameter
-from zsim.specs.strategy.kernel_sets import losses
+from zsim.specs.strategy.training import losses
 
 LLAMA = load_model("llama-3.2-1b")
 OPTIONS = [

@@ -7,7 +7,7 @@ from typing import Any
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.spec import Activation, Attention, Loss, Module, Norm
-from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
+from zsim.specs.strategy.training import layer_kernel_sets, losses
 
 ONE, TWO = (BatchShape(sequences=count, sequence_length=200 // count) for count in (1, 2))
 LIGER, NANOTRON, INTERNEVO = (

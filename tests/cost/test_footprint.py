@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import checkpoint_bytes, recomputed_modules, saves_only_block_input
+from zsim.cost.memory import checkpoint_bytes, recomputed_modules, saves_only_block_input
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Activation, Attention, Block, Loss, Module, Norm, Parameter
-from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
+from zsim.specs.strategy.training import layer_kernel_sets, losses
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 TOKENS = 4096

@@ -10,7 +10,7 @@ from zsim.operations import BACKWARD, FORWARD
 from zsim.operations.fused_head import fused_head, head_index, piece_tokens
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear, Loss, Module, Parameter
-from zsim.specs.strategy.kernel_sets import losses
+from zsim.specs.strategy.training import losses
 
 HEAD = Module("lm_head", Linear(64, 1000), (Parameter("weight", (1000, 64)),))
 OPTIONS = WorkOptions(loss=losses()["fused_linear"])

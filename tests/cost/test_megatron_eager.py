@@ -12,7 +12,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import FORWARD
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import Attention
-from zsim.specs.strategy.kernel_sets import layer_kernel_sets
+from zsim.specs.strategy.training import layer_kernel_sets
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402

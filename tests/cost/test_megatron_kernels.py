@@ -9,7 +9,7 @@ import pytest
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.spec import Attention, Module, Norm, Residual
-from zsim.specs.strategy.kernel_sets import layer_kernel_sets
+from zsim.specs.strategy.training import layer_kernel_sets
 
 SHAPE = BatchShape(sequences=2, sequence_length=100)
 TORCH, CORE, OLD = (

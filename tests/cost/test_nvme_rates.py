@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cost.kernels.update import update_bytes
-from zsim.cost.rates.cpu_optimizer import cast_bytes, scale_bytes, thread_share
-from zsim.cost.rates.nvme import blocks_in_flight, drive_bytes_per_second, stream_bytes_per_second
+from zsim.cost.rates.offload import (
+    blocks_in_flight,
+    cast_bytes,
+    drive_bytes_per_second,
+    scale_bytes,
+    stream_bytes_per_second,
+    thread_share,
+)
 from zsim.specs.cluster.cluster import Nvme
 from zsim.specs.cluster.files import load_cluster
 

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.optimizers.kernels import update_kernels
-from zsim.cost.optimizers.states import STATES, state_tensors
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import (
+    STATES,
+    UpdatedTensor,
+    state_tensors,
+    update_kernels,
+)
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.optimizers import OPTIMIZERS, optimizer_of
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from zsim.files import CHECKOUT
 from zsim.plan.make import stages_of
 from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import make_workload
-from zsim.resources import CHECKOUT
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cost.sharing import max_min_fair_rates
 from zsim.errors import InputError
+from zsim.fluid.pool import max_min_fair_rates
 
 Usage = dict[str, dict[str, float]]
 

@@ -9,7 +9,7 @@ import pytest
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Attention, Loss, Module
-from zsim.specs.strategy.kernel_sets import losses
+from zsim.specs.strategy.training import losses
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 OPTIONS = [

@@ -33,7 +33,7 @@ from zsim.specs.model.spec import (
     Parameter,
     Residual,
 )
-from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
+from zsim.specs.strategy.training import layer_kernel_sets, losses
 
 SHAPE = BatchShape(sequences=2, sequence_length=100)  # 200 tokens
 EAGER = WorkOptions()

@@ -21,12 +21,12 @@ from zsim.plan.memory.capacity import excess_bytes, fits, program_peak_bytes, us
 from zsim.plan.node_types import gpu_of
 from zsim.report.report import Report
 from zsim.report.views.text.report import print_report
-from zsim.specs.cluster.cublas import workspace_bytes
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import job_topology
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.training import workspace_bytes
 from zsim.study.search import least_gpus
 
 TWO_LAYERS = {

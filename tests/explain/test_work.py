@@ -22,9 +22,8 @@ from zsim.report.job_features import strategy_name
 from zsim.report.report import Report
 from zsim.report.views.html.report import tiles
 from zsim.report.views.tables import cost_rows
-from zsim.report.views.text.sentences import headline
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import parallelism_label, training_label
+from zsim.report.views.text.plain import headline
+from zsim.specs.experiment.job import Job, parallelism_label, training_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import load_model
@@ -32,7 +31,7 @@ from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.study.scaling.scaling import _split_batch
 from zsim.study.sensitivity.sensitivity import parse_target
 from zsim.study.sweep.records import report_row
-from zsim.study.tune.settings import base_of, resize_base
+from zsim.study.tune.axes import base_of, resize_base
 
 TOKENS = 3 * 4096
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.cost.collectives.rounds import bus_bytes
-from zsim.cost.sharing import max_min_fair_rates
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.messages import Pairs
+from zsim.fluid.pool import max_min_fair_rates
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster

@@ -26,8 +26,7 @@ from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import CONCURRENT_ROUNDS, bus_bytes
 from zsim.errors import InputError
 from zsim.fabric.algorithms.link_usage import tree_parents
-from zsim.fabric.algorithms.rings import crossings, extra_round_seconds, local_ranks
-from zsim.fabric.algorithms.traffic import bytes_by_link
+from zsim.fabric.algorithms.rings import bytes_by_link, crossings, extra_round_seconds, local_ranks
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import SplitSizes

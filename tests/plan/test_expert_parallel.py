@@ -15,8 +15,7 @@ from zsim.explain.report_of import report_of
 from zsim.plan.checks import check_plan
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Plan
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import parallelism_label
+from zsim.specs.experiment.job import Job, parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ExchangeLibrary

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from zsim.plan.ops import RecordedWork
 from zsim.plan.passes.repeated_step import program_is_drained, repeat_program
 from zsim.plan.recorded.infer import recorded_ranks
 from zsim.plan.recorded.rank import isolate_kernels, payload_of
-from zsim.plan.recorded_work import RecordedWork
 from zsim.trace.trace import Trace
 
 GATHER = {"kind": "all_gather", "stream": "all_gather", "bytes": 8, "group": "world", "group_size": 8}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.plan.steps import plan_step, walk_step
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import selective_op_modules
+from zsim.cost.memory import selective_op_modules
 from zsim.cost.rates.efficiency import gemm_fraction
 from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.operations import BACKWARD, FORWARD

@@ -16,8 +16,7 @@ from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.mesh import PIPELINE
-from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
+from zsim.specs.strategy.parallelism import PIPELINE, ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 SHAPE = {"hidden": 64, "heads": 4, "kv_heads": 2, "head": 16, "ffn": 96, "vocab": 128}

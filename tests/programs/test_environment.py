@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.programs.environment import read_environment
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile
 
 
 @pytest.mark.parametrize(

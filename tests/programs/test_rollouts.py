@@ -14,7 +14,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.load import build_experiment
-from zsim.specs.experiment.rl.table import RlTable
+from zsim.specs.experiment.rl import RlTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import AS_IN_FILES
 from zsim.workflows.rl.result import simulate_rl

@@ -12,9 +12,9 @@ import pytest
 
 from tests.reference.pages import concepts_page, program_files_page, refusal_lines
 from zsim.errors import InputError
+from zsim.files import PRESETS, topologies_folder
 from zsim.reference import FILES, find_keys, keys, keys_of, page_of, schema_of
 from zsim.reference.pages import entry_lines, table_lines
-from zsim.resources import PRESETS, topologies_folder
 from zsim.specs.key_index import concept_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,7 @@ from zsim.report.views.text.report import print_report
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Power
 from zsim.specs.experiment.load import build_experiment
-from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.tables import CostTable, Experiment
 
 POWER = Power(
     source="a made-up board", evidence="measured", idle="100 W", memory_bound="400 W", maximum="700 W"

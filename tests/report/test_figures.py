@@ -21,8 +21,7 @@ from zsim.report.views.html.figures import drive_timeline
 from zsim.report.views.html.report import html_report
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY, MEMORY, SPANS
 from zsim.report.views.tables import moved_table, offload_table
-from zsim.trace.drives import drive_rates
-from zsim.trace.trace import Trace
+from zsim.trace.trace import Trace, drive_rates
 
 
 def bars(figure: go.Figure, name: str | None = None) -> go.Bar:

@@ -35,8 +35,7 @@ from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.mesh import Mesh
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import Mesh, ParallelismConfig
 
 
 def parallel(job: Job, **changes: Any) -> Job:

@@ -9,8 +9,8 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import arithmetic_seconds
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, load_gpu
-from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.load import build_experiment
+from zsim.specs.lazy_model import UNSAID, Table
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
 
 GPUS = [name for name in gpu_preset_names() if not name.startswith("cpu")]

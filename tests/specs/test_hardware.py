@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from zsim.specs.cluster.cluster import NodeLink
 from zsim.specs.cluster.files import load_cluster, load_gpu
 from zsim.specs.cluster.gpu import DeviceMemory, GemmEfficiency, PeakRates
-from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID, Table
+from zsim.specs.lazy_model import EVIDENCE_ORDER, UNSAID, Table
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
 
 _ORIGIN: dict[str, Any] = {"source": "a data sheet, table 1", "evidence": "data sheet"}

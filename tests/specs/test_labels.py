@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.specs.experiment.labels import gpus_label
+from zsim.specs.experiment.job import gpus_label
 from zsim.specs.experiment.resolve import resolve
 
 

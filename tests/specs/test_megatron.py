@@ -8,8 +8,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.job import Job, strategy_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files

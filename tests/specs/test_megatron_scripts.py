@@ -15,7 +15,7 @@ from zsim.programs.environment import read_attention, read_environment
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.library import Library
 from zsim.specs.model.spec import Attention
 

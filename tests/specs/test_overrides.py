@@ -13,9 +13,8 @@ from zsim.errors import InputError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import build_experiment, load_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment, parse_setting
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import parse_setting
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
 ZERO2: dict[str, Any] = {**BASE, "strategy": {"kind": "deepspeed", "stage": 2}}

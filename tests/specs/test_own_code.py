@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 import zsim
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.specs.experiment.load import build_experiment, change_experiment, load_experiment
+from zsim.specs.experiment.load import build_experiment, change_experiment, experiment_of, load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.user_code import UserCode
 from zsim.study.check.check import run_check

@@ -12,7 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.mesh import Mesh
+from zsim.specs.strategy.parallelism import Mesh
 
 DATA = {"model": "llama-3-8b", "cluster": "dgx-h100"}
 

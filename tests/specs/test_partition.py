@@ -8,7 +8,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.library import Library
-from zsim.specs.strategy.partition import (
+from zsim.specs.strategy.parallelism_table import (
     layer_weights,
     partition_balanced,
     partition_uniform,

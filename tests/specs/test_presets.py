@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from zsim.errors import InputError
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 from zsim.specs.model.families.decoders import decoders
 from zsim.specs.model.huggingface import FAMILIES, load_model
 from zsim.specs.model.multimodal import MULTIMODAL_FAMILIES

@@ -18,8 +18,8 @@ from zsim.programs.torchtune.keys import KEYS as TORCHTUNE_KEYS
 from zsim.programs.trainer.keys import KEYS as TRAINER_KEYS
 from zsim.programs.trl.keys import KEYS as TRL_KEYS
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.key_index import first_unknown_segment
 
 ALL_KEYS = [

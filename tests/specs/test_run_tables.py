@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.run.failures import FailuresTable, resolve_failures
-from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
+from zsim.specs.experiment.run.run import StorageTable, resolve_storage
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import Duration, Tokens, format_duration
 

@@ -7,8 +7,8 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
+from zsim.files import preset_table
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.resources import preset_table
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve

@@ -12,9 +12,8 @@ import zsim.frameworks
 from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.specs.experiment.framework_resolver import resolver_of
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.choices import default_kind, values_of
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.registry import STRATEGIES, kinds, role_of
+from zsim.specs.strategy.registry import STRATEGIES, default_kind, kinds, role_of, values_of
 
 
 def test_an_experiment_without_a_strategy_has_the_default_one() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from tests.expect import there
 from zsim.trace.chrome import chrome_trace
-from zsim.trace.drives import drive_rates
-from zsim.trace.trace import Trace
+from zsim.trace.trace import Trace, drive_rates
 
 GB = 10**9
 READ = {"kind": "nvme_read", "stream": "nvme_read", "name": "read", "bytes": 2 * GB}

@@ -11,8 +11,8 @@ from tests.expect import of_kind
 from tests.ui.test_form import made, turned
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError
+from zsim.files import PRESETS
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.resources import PRESETS
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.formats.export import export_files

@@ -17,16 +17,15 @@ from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.frameworks.verl.workflow import RELOAD_BANDWIDTH
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.rl.table import RlLengthsTable
+from zsim.specs.experiment.rl import RlLengthsTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.workflows.rl.framework import Offloads
 from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
 from zsim.workflows.rl.memory import host_memory_by_phase, memory_by_phase
 from zsim.workflows.rl.phases import model_bytes, num_tensors, sync_seconds
-from zsim.workflows.rl.result import RlResult, simulate_rl
+from zsim.workflows.rl.result import RlResult, phase_spread, simulate_rl
 from zsim.workflows.rl.samples import draw_samples
-from zsim.workflows.rl.spread import phase_spread
 from zsim.workflows.rollout.limits import (
     BLOCK_TOKENS,
     BUDGET_OVERHEAD,

@@ -11,7 +11,7 @@ from tests.workflows.test_loop import LENGTHS, experiment, simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.prepared import prepare
 from zsim.specs.experiment.load import change_experiment
-from zsim.specs.experiment.rl.table import GrowthTable
+from zsim.specs.experiment.rl import GrowthTable
 from zsim.workflows.rl.result import simulate_rl
 from zsim.workflows.rl.run import prepare_rl_run
 

@@ -18,7 +18,7 @@ from zsim.goodput.scenario import Checkpoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
-from zsim.specs.experiment.run.storage import StorageTable
+from zsim.specs.experiment.run.run import StorageTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.check.baseline import CheckRow, Outcome, row_of_metric
 

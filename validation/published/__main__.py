@@ -22,8 +22,7 @@ from validation.published.regimes import regime_table
 from validation.published.table import read_runs
 from zsim.commands.options import answer, is_output, print_file
 from zsim.errors import InputError, ZsimError
-from zsim.files import check_file
-from zsim.resources import CHECKOUT
+from zsim.files import CHECKOUT, check_file
 from zsim.study.check.baseline import Baseline, read_baseline
 from zsim.study.check.check import CheckReport, report_lines, sample
 from zsim.study.measured.error_summary import error_summaries, overall_error_summary, table_lines

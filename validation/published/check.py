@@ -8,7 +8,7 @@ from pathlib import Path
 
 from validation.published.predict import predict_row
 from validation.published.table import PublishedRun, read_runs
-from zsim.resources import CHECKOUT
+from zsim.files import CHECKOUT
 from zsim.study.check.baseline import Baseline
 from zsim.study.check.check import COUNTED, CheckReport, check_tables
 from zsim.study.progress import Counts

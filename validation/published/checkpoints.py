@@ -23,7 +23,7 @@ from zsim.goodput.checkpoints.machine import OverlappedStep, overlapped_step
 from zsim.goodput.checkpoints.saved import saved_files
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
-from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
+from zsim.specs.experiment.run.run import StorageTable, resolve_storage
 from zsim.specs.experiment.tables import Experiment
 
 FOLDER = Path(__file__).parent

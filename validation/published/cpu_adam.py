@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from zsim.cost.kernels.update import update_bytes
-from zsim.cost.rates.cpu_optimizer import optimizer_bytes_per_second
+from zsim.cost.rates.offload import optimizer_bytes_per_second
 from zsim.specs.cluster.files import load_cluster
 
 TABLE = Path(__file__).resolve().parents[1] / "curves" / "cpu_adam.csv"

@@ -103,7 +103,7 @@ def _lengths(rows: Sequence[RlRow]) -> Iterator[str]:
 
 
 def _spreads(predictions: Mapping[str, RowPrediction], rows: Sequence[RlRow]) -> Iterator[str]:
-    """The factors of `zsim.workflows.rl.spread`, below and above what is simulated."""
+    """The factors of `zsim.workflows.rl.result`, below and above what is simulated."""
     yield "Spreads: simulated over measured seconds"
     kinds: dict[str, list[tuple[float, str]]] = {}
     for row in rows:

@@ -18,8 +18,7 @@ from zsim.explain.report_of import report_of_step
 from zsim.specs.library import Library
 from zsim.workflows.rl.job import resolve_rl
 from zsim.workflows.rl.phases import TRAINED_BYTES, sync_seconds
-from zsim.workflows.rl.result import simulate_rl
-from zsim.workflows.rl.spread import PASSES, phase_spread
+from zsim.workflows.rl.result import PASSES, phase_spread, simulate_rl
 
 # Column of a measured phase -> its name.
 PHASE_COLUMNS = {

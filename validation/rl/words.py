@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from zsim.errors import NotSimulatedError
+from zsim.files import CHECKOUT
 from zsim.reading import parse_toml
-from zsim.resources import CHECKOUT
 from zsim.specs.model.hub_names import preset_of
 from zsim.specs.presets import model_preset_names
 

@@ -10,7 +10,7 @@ from zsim.calibrate.kernel_fits import CurveFit, FitParameter, fit_points, robus
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.collectives.rounds import bus_bytes, ring_rounds
 from zsim.cost.rates.host_calls import load_host_costs
-from zsim.cost.rates.nvme import stream_bytes_per_second
+from zsim.cost.rates.offload import stream_bytes_per_second
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster, Nvme
 
@@ -246,7 +246,7 @@ def _host_copies(cluster: Cluster, measured: Measurements) -> TablesAndFits:
 
 
 def _drives(cluster: Cluster, measured: Measurements) -> TablesAndFits:
-    """Fits bandwidth and latency of one drive each way, by Little's law (`zsim.cost.rates.nvme`)."""
+    """Fits bandwidth and latency of one drive each way, by Little's law (`zsim.cost.rates.offload`)."""
     tables: dict[str, Any] = {}
     fits: list[CurveFit] = []
     base = cluster.nvme

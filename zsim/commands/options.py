@@ -135,7 +135,7 @@ class ExperimentOptions:
         It may also be another program's training file. A model and cluster that such a file does not name
         must then be on the command line.
         """
-        from zsim.specs.experiment.source import experiment_of
+        from zsim.specs.experiment.load import experiment_of
         from zsim.specs.presets import is_topology, near_topologies, server_of_gpu
 
         overrides = settings(self.set_)
@@ -232,7 +232,7 @@ def takes_experiment(*, without: Collection[str] = (), help: str = "") -> Callab
 
 def settings(texts: Iterable[str] | None) -> dict[str, Any]:
     """The values of `--set`, by dotted key."""
-    from zsim.specs.experiment.source import parse_setting
+    from zsim.specs.experiment.load import parse_setting
 
     return dict(parse_setting(text) for text in texts or ())
 

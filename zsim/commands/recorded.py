@@ -1,12 +1,15 @@
-"""`zsim compare` and `zsim replay`."""
+"""`zsim compare`, `zsim replay` and `zsim calibrate`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zsim.calibrate.hardware_file import Calibration
+from zsim.calibrate.kernel_fits import CurveFit
 from zsim.commands.options import (
     AllowCode,
     Set,
@@ -19,6 +22,17 @@ from zsim.commands.options import (
     print_file,
     settings,
 )
+from zsim.errors import InputError
+from zsim.files import write_atomically
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout
+from zsim.report.views.html.page import page
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
+from zsim.specs.strategy.registry import values_of
+
+if TYPE_CHECKING:
+    from zsim.calibrate.hardware_file import Calibration
+    from zsim.calibrate.kernel_fits import CurveFit
 
 
 def compare(
@@ -122,3 +136,142 @@ def replay(
         files = write_chrome_traces(result.written, out)
         if not is_output(json_):
             print_file("trace", f"{files[0].parent} ({len(files)} rank{'s' * (len(files) > 1)})")
+
+
+_MEASURED, _FITTED, _ERROR = "#1f77b4", "#d95f02", "#7f7f7f"
+_UPPER, _LOWER = (0.342, 1.0), (0.0, 0.282)  # of the height
+
+
+def calibration_page(calibration: Calibration) -> str:
+    """One card per fit: measured and fitted seconds over size, and the signed errors."""
+    sections = [_section(number, fit) for number, fit in enumerate(calibration.fits)]
+    machines = "; ".join(calibration.machines)
+    return page(f"Calibration of {calibration.name}", "calibration", sections, machines)
+
+
+def _section(number: int, fit: CurveFit) -> Section:
+    rows = [[name, f"{value:.4g}", fit.units.get(name, "")] for name, value in fit.values.items()]
+    if fit.at_bound:
+        rows.append(["not told by these points", ", ".join(fit.at_bound), ""])
+    values = ResultTable("", columns_of("number", "value", Column("unit", is_left=True)), rows)
+    if not fit.points:
+        return Section(fit.title, table=values)
+    caption = (
+        f"{len(fit.points)} points from {', '.join(fit.sources)}: median error {fit.median_error:.1%}, worst "
+        f"{fit.worst_error:.0%}, bias {fit.bias:+.1%}. Blue is measured, orange what the fitted numbers say."
+    )
+    return Section(fit.title, [(f"fit{number}", caption, fit_figure(fit))], values)
+
+
+def fit_figure(fit: CurveFit) -> Figure:
+    """Seconds over size, both logarithmic, above the signed error of each point in percent."""
+    figure = Figure(layout(460))
+    xs, labels = [point.x for point in fit.points], [point.label for point in fit.points]
+    for name, color, symbol, ys in (
+        ("measured", _MEASURED, "circle", [point.measured_seconds for point in fit.points]),
+        ("fitted", _FITTED, "x", [point.predicted_seconds for point in fit.points]),
+    ):
+        figure.add_scatter(
+            x=xs, y=ys, text=labels, name=name, mode="markers",
+            marker={"color": color, "symbol": symbol, "size": 7}, hovertemplate="%{text}<br>%{y:.3g} s",
+        )  # fmt: skip
+    errors = [100 * point.error for point in fit.points]
+    figure.add_scatter(
+        x=xs, y=errors, text=labels, showlegend=False, mode="markers", xaxis="x2", yaxis="y2",
+        marker={"color": _ERROR, "size": 6}, hovertemplate="%{text}<br>%{y:+.1f} %",
+    )  # fmt: skip
+    figure.update_xaxes(type="log", dtick=1, matches="x2", showticklabels=False)
+    figure.update_xaxes("xaxis2", type="log", dtick=1, title_text=next(iter(fit.ranges), ""), anchor="y2")
+    figure.update_yaxes(
+        type="log", title_text="seconds", dtick=1, exponentformat="SI", automargin=True, domain=_UPPER
+    )
+    figure.update_yaxes(
+        "yaxis2", title_text="error, %", zeroline=True, automargin=True, anchor="x2", domain=_LOWER
+    )
+    return figure
+
+
+def calibrate(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MEASUREMENTS...",
+            help="JSON of validation.microbench or fio, recorded traces, output of nccl-tests, "
+            f"{' or '.join(values_of('calibrate.logs'))}.",
+        ),
+    ],
+    base: Annotated[str, typer.Option(help="Cluster preset or file whose numbers are replaced.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the new cluster; without it, of the file.")
+    ] = None,
+    out: Annotated[
+        Path | None, file_option(metavar="FILE.toml", help="Write the cluster file there.")
+    ] = None,
+    page: Annotated[
+        Path | None, file_option(metavar="FILE.html", help="Draw every fit beside its points.")
+    ] = None,
+    json_: Annotated[Path | None, json_option("the fits")] = None,
+    ranks: Annotated[int | None, typer.Option(min=2, help="Ranks of a log that does not say.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a log that does not say.")] = None,
+) -> None:
+    """Fit a cluster's numbers to measurements: efficiencies, latencies, rates, interference."""
+    from zsim.calibrate.hardware_file import calibrate as fit_all
+    from zsim.calibrate.measurements import merge_measurements
+    from zsim.calibrate.readers import read_measurements
+    from zsim.specs.cluster.files import load_cluster
+
+    cluster = load_cluster(base)
+    if out is not None and out.suffix != ".toml":
+        raise InputError(f"--out {out}: expected a file that ends in .toml")
+    measured = merge_measurements([read_measurements(path, ranks=ranks, nodes=nodes) for path in inputs])
+    calibration = fit_all(
+        cluster, base, name or (out.stem if out else f"{cluster.name}-calibrated"), measured
+    )
+    answer(_lines(calibration), calibration.to_dict, json_)
+    if out is not None:
+        print_file("cluster", write_atomically(out, calibration.toml()))
+        load_cluster(out)
+    if page is not None:
+        from zsim.commands.recorded import calibration_page
+
+        print_file("page", write_atomically(page, calibration_page(calibration)))
+
+
+def _lines(calibration: Calibration) -> Iterator[str]:
+    from zsim.report.views.result import Column
+    from zsim.report.views.text.plain import paragraph, table
+
+    columns = [Column("number", is_left=True, min_width=35), Column("value", min_width=12)]
+    columns += [Column(title) for title in ("rows", "median", "worst", "bias")]
+    marks = ["*" if name in fit.at_bound else "" for fit in calibration.fits for name in fit.values]
+    heading, *lines = table(columns, [row for fit in calibration.fits for row in _rows(fit)])
+    yield heading
+    yield from (line + mark for line, mark in zip(lines, marks, strict=True))
+    if any(marks):
+        yield "* at a limit of what is fitted"
+    for note in calibration.notes:
+        yield from paragraph(note, first="note    ")
+
+
+def _rows(fit: CurveFit) -> Iterator[tuple[str, ...]]:
+    """One row for each of the fit's numbers. The first row also says how well the curve fits."""
+    for index, (name, value) in enumerate(fit.values.items()):
+        label = name if "." in name else f"{fit.title}: {name}"
+        row: tuple[str, ...] = (label, format_value(value, fit.units.get(name, "")))
+        if index == 0 and fit.points:
+            errors = f"{fit.median_error:.1%}", f"{fit.worst_error:.0%}", f"{fit.bias:+.1%}"
+            row = *row, f"{len(fit.points)}", *errors
+        yield row
+
+
+def format_value(value: float, unit: str) -> str:
+    """A number in its display unit."""
+    from zsim.units import format_bytes, format_flops, format_rate, format_seconds
+
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "B/s":
+        return format_rate(value)
+    if unit == "FLOP/s":
+        return format_flops(value)
+    return format_bytes(value) if unit == "B" else f"{value:.4g}"

@@ -315,7 +315,7 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 
 def _axis(text: str) -> tuple[str, list[Any]]:
     """A dotted key and its values, from `nodes=1,2` or `nodes=[1, 2]`."""
-    from zsim.specs.experiment.source import parse_setting
+    from zsim.specs.experiment.load import parse_setting
 
     key, value = parse_setting(text)
     if isinstance(value, list):

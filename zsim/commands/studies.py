@@ -26,7 +26,7 @@ from zsim.commands.options import (
     takes_experiment,
 )
 from zsim.errors import InputError
-from zsim.specs.strategy.choices import values_of
+from zsim.specs.strategy.registry import values_of
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment

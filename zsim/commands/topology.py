@@ -129,7 +129,7 @@ def compare(
     out: Annotated[Path | None, folder_option(help="Write compare.html and compare.json there.")] = None,
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
-    from zsim.specs.experiment.source import experiment_of
+    from zsim.specs.experiment.load import experiment_of
     from zsim.study.topologies.result import compare_topologies
 
     overrides = {} if model is None else {"model": named_model(model)}

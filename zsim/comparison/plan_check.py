@@ -57,11 +57,6 @@ class Call:
         return self.kind, self.bytes, self.dtype, self.group_size, self.group_stride
 
     @property
-    def generic(self) -> Call:
-        """The same call with the numbers of blocks in its module replaced by `*`."""
-        return replace(self, module=mask_numbers(self.module))
-
-    @property
     def title(self) -> str:
         """The call in words: `all-gather of blocks.3 (436.22 MB bf16, 64 ranks)`."""
         ranks = f"{self.group_size:,} rank{'' if self.group_size == 1 else 's'}"

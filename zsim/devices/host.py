@@ -13,8 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.cost.rates.cpu_optimizer import copy_bytes_per_second, optimizer_bytes_per_second, thread_share
-from zsim.cost.rates.nvme import drive_bytes_per_second, stream_bytes_per_second
+from zsim.cost.rates.offload import (
+    copy_bytes_per_second,
+    drive_bytes_per_second,
+    optimizer_bytes_per_second,
+    stream_bytes_per_second,
+    thread_share,
+)
 from zsim.devices.node_resources import NodePool, ResourceUsage, Shares, Sockets, crossings
 from zsim.plan.ops import Copy, DriveIo, HostWork
 from zsim.specs.cluster.cluster import Nvme

@@ -14,9 +14,8 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import are_compute, op_columns, original_ops, unroll
-from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
+from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program, RecordedWork
 from zsim.plan.passes.hardware_queues import program_next_in_queue
-from zsim.plan.recorded_work import RecordedWork
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 Value = TypeVar("Value")

@@ -19,8 +19,7 @@ from zsim.devices.gpu import GpuKernels
 from zsim.engine.priced_program import PricedProgram
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import InFlightTransfer
-from zsim.plan.ops import Work
-from zsim.plan.recorded_work import RecordedWork
+from zsim.plan.ops import RecordedWork, Work
 from zsim.trace.trace import SpanInfo
 
 

@@ -26,8 +26,8 @@ from zsim.report.pipeline import (
 )
 from zsim.report.report import TracedStep, traced_step
 from zsim.report.traffic import overlap_fraction
-from zsim.specs.cluster.table import EVIDENCE_ORDER
 from zsim.specs.experiment.job import Job
+from zsim.specs.lazy_model import EVIDENCE_ORDER
 
 
 def pipeline_of(outcome: Outcome) -> PipelineSection | None:

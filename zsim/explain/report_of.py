@@ -65,16 +65,16 @@ from zsim.report.rank_map import RankMap, rank_map
 from zsim.report.report import JobFacts, MachineUse, Report, TracedStep, make_report
 from zsim.report.traffic import SentRow, TrafficRow, reported_group
 from zsim.report.views.meanings import DATA_LOADING
-from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
 from zsim.specs.experiment.data.loading import waiting_seconds
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import (
+from zsim.specs.experiment.job import (
+    Job,
     batch_label,
     gpus_label,
     parallelism_label,
     strategy_label,
     training_label,
 )
+from zsim.specs.lazy_model import EVIDENCE_ORDER, Evidence
 from zsim.specs.strategy.registry import framework_of
 from zsim.validated.validation import OFFLOADING, Validation, input_spread, widen_for_input
 from zsim.version import __version__

@@ -34,12 +34,12 @@ from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.host_speeds import host_speeds
 from zsim.specs.cluster.spreads import End as SpreadEnd
 from zsim.specs.cluster.spreads import load_spreads, scale_host_speeds, scale_offload_rates
-from zsim.specs.cluster.table import Evidence
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES, training_of
 from zsim.specs.experiment.training.software import ASSUMED_STACKED
+from zsim.specs.lazy_model import Evidence
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.strategy.expert_degrees import assume_loads
 from zsim.specs.strategy.experts import End

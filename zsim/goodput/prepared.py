@@ -23,6 +23,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError, ZsimError
 from zsim.explain.report_of import report_of_step
 from zsim.fabric.fabric import idle_seconds
+from zsim.files import PRESETS
 from zsim.goodput.checkpoints.cost import save_cost, startup_cost
 from zsim.goodput.checkpoints.machine import SavingMachine, saving_rates
 from zsim.goodput.checkpoints.saved import SavedFiles, collect_model_states, framework_checkpoint, saved_files
@@ -39,17 +40,14 @@ from zsim.goodput.scenario import (
 )
 from zsim.goodput.search import starting_interval
 from zsim.plan.ops import Collective, Group
-from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import LocalTrainingTable, PhaseTable, TrainingRunTable
-from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.tables import Experiment
-from zsim.specs.lazy_model import resolve_table
+from zsim.specs.experiment.tables import CostTable, Experiment
+from zsim.specs.lazy_model import Table, resolve_table
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.registry import kinds
 from zsim.units import Duration

@@ -15,10 +15,10 @@ from zsim.goodput.runs import HIGH, LOW, Runs, quantile
 from zsim.goodput.scenario import Checkpoint
 from zsim.goodput.search import IntervalCurve, estimate_repairs, run_comparable, starting_interval
 from zsim.report.report import Report
-from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.experiment.run.failures import resolve_failures
-from zsim.specs.experiment.run.storage import resolve_storage
+from zsim.specs.experiment.run.run import resolve_storage
+from zsim.specs.lazy_model import UNSAID, Table
 from zsim.validated.verdict import Verdict, verdict_content
 from zsim.version import __version__
 

@@ -1,4 +1,4 @@
-"""Make the plan of a job.
+"""Make the plan of a job, its model cut into stages and over the ranks that share a sequence.
 
 # [Note: paged states]
 bitsandbytes' paged optimizers (0.50.2 functional.py `get_paged`, csrc/pythonInterface.cpp) keep every state
@@ -10,46 +10,59 @@ comment and `pick_root_chunk_to_evict`). So torch gets what it asks for, and kee
 what the step's peak leaves. If that is enough, nothing moves. If not, a step visits them in the same order as
 the one before, and the states that were used longest ago are needed next: all of them come over PCIe and go
 back in every step, however little is missing.
+
+# [Note: context parallelism]
+Context parallelism: the model that one of c ranks computes, each on a part of every sequence.
+
+All modules see 1/c of the tokens. Only attention needs those of other ranks, and its `context` says how their
+K and V reach it, and recurrences, around which ranks exchange heads for tokens. Every rank has all
+parameters, and data parallelism sums up their gradients over the ranks too.
+
+# [Note: whose attention]
+megatron: Transformer Engine's. torch: `torch.distributed.tensor.experimental.context_parallel`, whose rotate
+method "alltoall" is "p2p" here. Where a layer has a window all are FlexAttention's, as torchtitan gives every
+layer the one kind (v0.2.2 distributed/context_parallel.py `apply_cp_to_attention_module`). deepspeed and
+autotp: `UlyssesSPAttentionHF`. Its data loader gives every rank of a group its own sequences, which the group
+computes one after the other. So each is a micro-batch of the group, and `gradient_accumulation_steps` counts
+them (DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py `UlyssesSPDataLoaderAdapter`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 from zsim import garbage_collection
+from zsim.operations.operation import Role, operations_of
+from zsim.operations.sharding import FeatureCut
 from zsim.plan.actions import Step
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
-from zsim.plan.framework_hooks import FrameworkHooks, hooks_of
+from zsim.plan.framework_hooks import FrameworkHooks, frozen_copy, hooks_of, originals
 from zsim.plan.hooks import Hooks
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.node_types import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
-from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import expand_experts
-from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.single_thread import serialize_operators
 from zsim.plan.pipeline.lowering import ForwardOnly, ranks_of, steps_of
-from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.run_actions import PipelineRuntime, run_actions
 from zsim.plan.shared.amaxes import amax_group
 from zsim.plan.shared.checkpoints import HostCheckpoints
 from zsim.plan.shared.host_side import HostSide
-from zsim.plan.shared.originals import frozen_copy, originals
 from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload, Workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.training.resolve import check_blocks
 from zsim.specs.model.fusion import fuse_projections
-from zsim.specs.model.spec import ModelSpec
+from zsim.specs.model.spec import Block, ContextSharding, Embedding, Exchange, ModelSpec, Module, Parameter
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
-from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE, Mesh
 from zsim.specs.strategy.optimizers import optimizer_of
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import CONTEXT, DATA, EXPERT_DATA, PIPELINE, Mesh, ParallelismConfig
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -390,3 +403,149 @@ def _break_cycles(all_hooks: Sequence[Hooks]) -> None:
     """Hooks of a rank name each other, which would keep all their memory until a search for cycles."""
     for hooks in all_hooks:
         hooks.stage_hooks, hooks.reference = (), None
+
+
+def context_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSpec:
+    """The model of one of `parallelism.context` ranks. With one rank it is the model itself."""
+    ranks = parallelism.context
+    if ranks == 1:
+        return model
+    share = ContextSharding(
+        ranks,
+        parallelism.context_method,
+        parallelism.style.context_library,
+        parallelism.context_inner,
+        parallelism.context_masks,
+    )
+    return replace(
+        model.map_blocks(lambda block: replace(block, modules=_split_modules(block.modules, share))),
+        before=_split_modules(model.before, share),
+        after=_split_modules(model.after, share),
+        token_shards=model.token_shards * ranks,
+    )
+
+
+def _split_modules(modules: tuple[Module, ...], share: ContextSharding) -> tuple[Module, ...]:
+    split: list[Module] = []
+    for is_inner, group in groupby(modules, lambda module: module.op_spec.is_inner):
+        run = tuple(group)
+        split += _exchange_heads(run, share) if is_inner else [_split_module(part, share) for part in run]
+    return tuple(split)
+
+
+def _split_module(module: Module, share: ContextSharding) -> Module:
+    work = module.op_spec.cut_sequences(share)
+    return replace(module, op_spec=work, token_shards=module.token_shards * share.ranks)
+
+
+def _exchange_heads(run: tuple[Module, ...], share: ContextSharding) -> Iterator[Module]:
+    """The modules of a recurrence, on a part of its heads and complete sequences, between exchanges of heads
+    for tokens (Megatron-LM d98e8a64 core/ssm/mamba_context_parallel.py and gated_delta_net/common.py).
+    """
+    core = next(module for module in run if module.role is Role.MIXER)
+    shards = core.token_shards * share.ranks
+    cut = FeatureCut(share.ranks, lambda features: max(1, features // share.ranks))
+    for number, width in enumerate(core.op_spec.exchanged_inputs):
+        yield _all_to_all(f"{core.name} in {number}", width, share.ranks, shards)
+    for module in run:
+        yield replace(module, op_spec=module.op_spec.cut_features(cut))
+    for number, width in enumerate(core.op_spec.exchanged_outputs):
+        yield _all_to_all(f"{core.name} out {number}", width, share.ranks, shards)
+
+
+def _all_to_all(name: str, width: int, ranks: int, shards: int) -> Module:
+    work = Exchange("all_to_all", "all_to_all", width, ranks, CONTEXT)
+    return Module(f"{name} all_to_all", work, token_shards=shards)
+
+
+def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[ModelSpec]:
+    """The stages in model order: the first has the modules before the blocks and a tower, the last those
+    after them. A tied head gets its own copy of the embedding's weight, whose gradients the two stages sum
+    up, as does the embedding of multi-token prediction. Fewer than two numbers of layers, or none, are one
+    stage with all blocks."""
+    if len(layers_per_stage) < 2:
+        return [replace(model, after=_name_lenders(model.after))] if model.num_prediction_layers else [model]
+    stages, first, last = [], 0, len(layers_per_stage) - 1
+    for number, layers in enumerate(layers_per_stage):
+        stages.append(
+            replace(
+                model,
+                name=f"{model.name}, stage {number}",
+                before=model.before if number == 0 else (),
+                towers=model.towers if number == 0 else (),
+                blocks=_require_input_gradients(model.blocks[first : first + layers])
+                if number
+                else model.blocks[:layers],
+                after=_modules_after_blocks(model) if number == last else (),
+                is_tied=False,
+                first_block=model.first_block + first,
+                registered_before_blocks=model.registered_before_blocks if number in (0, last) else None,
+            )
+        )
+        first += layers
+    return stages
+
+
+def _require_input_gradients(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Blocks after a message. What is received needs a gradient, whatever is trained before it."""
+    changed = {
+        id(block): replace(
+            block, modules=tuple(replace(module, input_gradient=True) for module in block.modules)
+        )
+        for block in blocks
+        if not all(module.input_gradient for module in block.modules)
+    }
+    return tuple(changed.get(id(block), block) for block in blocks)
+
+
+def register_head_first(stage: ModelSpec) -> ModelSpec:
+    """The last stage with its head registered before the blocks, where DeepSpeed's PipelineModule has its
+    tied layers (`tied_modules`, DeepSpeed 0.19.8 `runtime/pipe/module.py`)."""
+    heads = tuple(module.name for module in stage.after if module.role is Role.PRODUCT and module.parameters)
+    return replace(stage, registered_before_blocks=heads)
+
+
+def tied_numel(model: ModelSpec) -> int:
+    """Elements of the weight that the embedding shares with a tied head, or with that of multi-token
+    prediction, on this rank. 0 if it shares none.
+    """
+    is_shared = model.is_tied or model.num_prediction_layers > 0
+    return next((module.numel for module in model.before if is_shared and module.role is Role.EMBEDDING), 0)
+
+
+def _modules_after_blocks(model: ModelSpec) -> tuple[Module, ...]:
+    """The last stage's modules after the blocks. Of several that share a weight, one has a copy of it."""
+    modules = list(model.after)
+    readers = Role.PRODUCT if model.is_tied else Role.EMBEDDING
+    numbers = [number for number, module in enumerate(modules) if module.role is readers]
+    if model.is_tied:
+        modules[numbers[-1]] = _add_head_weight(modules[numbers[-1]])
+    elif numbers:
+        (table,) = operations_of([modules[numbers[0]]], Embedding)
+        modules[numbers[0]] = replace(
+            modules[numbers[0]], parameters=(Parameter("weight", (table.rows, table.width)),)
+        )
+    return _name_lenders(modules, is_tied=model.is_tied)
+
+
+def _name_lenders(modules: Sequence[Module], *, is_tied: bool = False) -> tuple[Module, ...]:
+    """Modules after the blocks, of which heads and embeddings of multi-token prediction name the module among
+    them whose weight they use. A tied stage's head has the weight of both.
+    """
+    names = {module.role: module.name for module in modules if module.has_weight}
+    head = names.get(Role.PRODUCT, "")
+    lenders = {Role.PRODUCT: head, Role.EMBEDDING: head if is_tied else names.get(Role.EMBEDDING, "")}
+    return tuple(
+        replace(module, lender=lenders[module.role])
+        if module.role in lenders and not module.has_weight
+        else module
+        for module in modules
+    )
+
+
+def _add_head_weight(module: Module) -> Module:
+    if not module.op_spec.may_borrow_weight or module.has_weight:
+        return module
+    inputs, outputs = module.op_spec.product_features
+    weight = Parameter("weight", (outputs, inputs))
+    return replace(module, parameters=(weight, *module.parameters))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.arrays import Ints
-from zsim.cost.memory.parameters import stored_bytes
+from zsim.cost.memory import stored_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.columns import memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory, resident_bytes

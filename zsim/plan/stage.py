@@ -13,7 +13,7 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Group
 from zsim.plan.workload.work_part import HEADS, RING
 from zsim.plan.workload.workload import Workload
-from zsim.specs.strategy.mesh import (
+from zsim.specs.strategy.parallelism import (
     CONTEXT,
     DATA,
     EXPERT,
@@ -22,8 +22,8 @@ from zsim.specs.strategy.mesh import (
     PIPELINE,
     TENSOR,
     Mesh,
+    ParallelismConfig,
 )
-from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 
 WORLD, MODEL, EMBEDDING = "world", "model", "embedding"

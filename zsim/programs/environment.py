@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that is set counts

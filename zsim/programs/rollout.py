@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile
 
 RESPONSE_SHARE = 0.51
 """Mean length of responses over their cap: the geometric mean of twelve published runs with caps up to 4,096

@@ -15,7 +15,7 @@ from pathlib import Path
 from zsim.errors import InputError
 from zsim.programs.shell_words import Token, Variables, tokenize
 from zsim.reading import parse_whole_number, read_text
-from zsim.specs.formats.named_files import locate_named_file
+from zsim.specs.formats.config_file import locate_named_file
 
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 _SHELLS = ("bash", "sh", "source", ".", "sbatch")

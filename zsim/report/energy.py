@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zsim.cost.rates.power import GpuActivity, energy_joules
 from zsim.report.breakdown import Breakdown
 from zsim.specs.cluster.gpu import Power
-from zsim.specs.experiment.run_cost import CostTable
+from zsim.specs.experiment.tables import CostTable
 from zsim.units import format_amount
 
 _JOULES_PER_MEGAWATT_HOUR = 3.6e9

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Generic, TypeVar, cast
 
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.job import Job, strategy_label
 from zsim.specs.strategy.registry import kinds_in_order, role_of
 from zsim.specs.strategy.table import StrategyConfig
 

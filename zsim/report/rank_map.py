@@ -10,7 +10,7 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.plan.ops import Plan
-from zsim.specs.strategy.mesh import Mesh
+from zsim.specs.strategy.parallelism import Mesh
 from zsim.trace.trace import Trace
 
 _MAX_NODES = 8

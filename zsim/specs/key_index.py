@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from zsim.errors import nearest
-from zsim.resources import preset_table
+from zsim.files import preset_table
 from zsim.specs.lazy_model import LazyKinds, LazyModel
 
 _MAX_DEPTH = 4  # tables in tables

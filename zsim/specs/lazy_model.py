@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import core_schema
 
 if TYPE_CHECKING:
@@ -114,3 +114,28 @@ def _full_schema(schema: Any) -> CoreSchema:
 def _schema_of_class(table: type[BaseModel]) -> CoreSchema:
     table.model_rebuild()
     return core_schema.definitions_schema(table.__pydantic_core_schema__, [])
+
+
+Evidence = Literal["measured", "calibrated", "data sheet", "assumed"]
+EVIDENCE_ORDER: tuple[Evidence, ...] = ("measured", "calibrated", "data sheet", "assumed")
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+UNSAID = "the file does not say"
+
+
+class Table(FiniteTable):
+    """A table of numbers with their origin. `evidence` is "assumed" unless stated."""
+
+    source: str = Field(default=UNSAID, min_length=1, description="where the numbers come from")
+    evidence: Evidence = Field(default="assumed", description="how far to trust them")
+    measured_range: dict[str, tuple[float, float]] = Field(
+        default_factory=dict,
+        description="what the measurements behind the numbers cover, by what varies (bytes, flops, ranks); "
+        "left out: not known",
+    )
+    spread: dict[str, tuple[float, float]] = Field(
+        default_factory=dict,
+        description="what a number without a unit may be, from lowest to highest; the source says whence; "
+        "left out: the number alone",
+    )

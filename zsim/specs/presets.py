@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from zsim.errors import InputError, did_you_mean, nearest
+from zsim.files import PRESETS, preset_table, topologies_folder
 from zsim.reading import read_text
-from zsim.resources import PRESETS, preset_table, topologies_folder
 
 _SERVERS = ("dgx", "hgx")
 _SERVER = re.compile(r"^(dgx|hgx|rtx)-|-(x\d+|nvl72)$")  # what a preset's name has beside its GPU's

@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import Field
 
 from zsim.errors import InputError, did_you_mean
+from zsim.files import PRESETS, preset_table
 from zsim.reading import parse_toml, read_user_file
-from zsim.resources import PRESETS, preset_table
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
 from zsim.specs.presets import topology_preset_names

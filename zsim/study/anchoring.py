@@ -16,7 +16,7 @@ from typing import Any
 from zsim.api import Result
 from zsim.errors import InputError
 from zsim.report.views.text.plain import paragraph
-from zsim.specs.experiment.source import experiment_of
+from zsim.specs.experiment.load import experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.differences import differing_settings, is_shared
 from zsim.study.search import simulate

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from zsim.cost.rates.cpu_optimizer import optimizer_bytes_per_second, thread_share
+from zsim.cost.rates.offload import optimizer_bytes_per_second, thread_share
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.make import make_plan
@@ -25,8 +25,8 @@ from zsim.report.views.meanings import CAPACITY, COMMUNICATION
 from zsim.report.views.result import DisplayableList, Figures
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
 from zsim.study.sensitivity.sensitivity import HARDWARE, Knob

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
-from zsim.specs.experiment.rl.table import RlTable
+from zsim.specs.experiment.rl import RlTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.validated.verdict import verdict_content
 from zsim.workflows.rl.result import RlResult

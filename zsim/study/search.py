@@ -22,8 +22,8 @@ from zsim.specs.cluster.files import cluster_tables
 from zsim.specs.cluster.node_request import read_node_entries
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.placement import PlacementTable
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 
 _MAX_GPUS = 65_536

@@ -13,7 +13,7 @@ from zsim.goodput.result import SimulatedRun
 from zsim.goodput.text import goodput_lines, headline
 from zsim.report.fit import fit_of
 from zsim.report.views.result import Displayable, Figures
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.workflows.rl.run import prepare_rl_run
 

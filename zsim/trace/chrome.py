@@ -31,8 +31,7 @@ import numpy as np
 from zsim.arrays import Floats
 from zsim.files import make_folder, write_atomically
 from zsim.trace.collective_names import collective_metadata, group_ranks, kernel_name, process_groups
-from zsim.trace.drives import drive_rates
-from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
+from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace, drive_rates
 
 Event = dict[str, Any]
 

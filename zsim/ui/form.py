@@ -8,14 +8,13 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.load import build_experiment, parse_setting
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import parse_setting
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.training.lora_table import merge_adapter_config
 from zsim.specs.model.hub_names import hub_ids_of
 from zsim.specs.presets import model_preset_names, topology_preset_names
-from zsim.study.tune.settings import base_of
+from zsim.study.tune.axes import base_of
 from zsim.ui.field import (
     ADAPTERS,
     KIND,

@@ -17,7 +17,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
+from zsim.specs.strategy.parallelism import EXPERT, EXPERT_DATA
 
 TOKENS, WIDTH, FEATURES, EXPERTS = 1024, 4096, 14336, 8
 

@@ -35,7 +35,7 @@ from zsim.goodput.scenario import Checkpoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable
-from zsim.specs.experiment.run.storage import StorageTable
+from zsim.specs.experiment.run.run import StorageTable
 
 REPOSITORY = Path(__file__).parents[3]
 INFINITE = float("inf")

@@ -15,7 +15,7 @@ from zsim.frameworks.torch.pipeline import TorchRuntime
 from zsim.plan.actions import Order, Step
 from zsim.plan.pipeline import lowering
 from zsim.plan.pipeline.orders import chunk_group_size
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.run_actions import PipelineRuntime
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.style import ModelParallelStyle
 

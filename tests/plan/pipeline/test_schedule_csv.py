@@ -17,8 +17,7 @@ from zsim.errors import InputError
 from zsim.plan.checks import check_plan
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective
-from zsim.plan.pipeline.csv_schedule import read_csv
-from zsim.plan.pipeline.lowering import ranks_of
+from zsim.plan.pipeline.lowering import ranks_of, read_csv
 from zsim.specs.experiment.resolve import resolve
 
 RANKS, VIRTUAL, MICRO_BATCHES = 3, 2, 6

@@ -15,7 +15,7 @@ from zsim.frameworks.ddp.settings import DdpTable
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.plan.memory.tensors import device_peaks
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.kernel_sets import losses
+from zsim.specs.strategy.training import losses
 
 FULL = """
 output_dir: out

@@ -15,7 +15,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.rl.table import RlTable
+from zsim.specs.experiment.rl import RlTable
 
 FULL = """
 model_name_or_path: meta-llama/Meta-Llama-3-8B

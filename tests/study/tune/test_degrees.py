@@ -11,14 +11,13 @@ import pytest
 import zsim
 from tests.study.tune.conftest import tiny, tune
 from zsim.errors import InputError
-from zsim.study.tune.axes import Candidate, candidates, choices_of
+from zsim.study.tune.axes import Candidate, base_of, candidates, choices_of, value_of
 from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, schedules_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, explain
 from zsim.study.tune.framework import RECOMPUTED, tuning_of
 from zsim.study.tune.goals import simulate_start
 from zsim.study.tune.result import TuneResult, tuning_files
-from zsim.study.tune.settings import base_of, value_of
 
 Tiny = Callable[..., zsim.Experiment]
 MEGATRON = {"kind": "megatron", "distributed_optimizer": True}

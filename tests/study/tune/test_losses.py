@@ -12,10 +12,9 @@ from tests.study.tune.conftest import TINY, tune
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.tune.axes import candidates
+from zsim.study.tune.axes import base_of, candidates
 from zsim.study.tune.framework import CHECKPOINTING, LOSS
 from zsim.study.tune.search import key_without_loss, split_losses
-from zsim.study.tune.settings import base_of
 
 Tiny = Callable[..., zsim.Experiment]
 

@@ -12,11 +12,10 @@ import zsim
 from tests.study.tune.conftest import tune
 from zsim.engine.micro_batches import NUM_SAMPLED, limit_micro_batches
 from zsim.errors import InputError, ZsimError
-from zsim.study.tune.axes import Candidate, candidates
+from zsim.study.tune.axes import Candidate, base_of, candidates
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, memory_of
 from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, tuning_of
 from zsim.study.tune.search import cheapest, fastest, search
-from zsim.study.tune.settings import base_of
 
 Tiny = Callable[..., zsim.Experiment]
 # (strategy, axes that stay): spaces of 20 to 60 configurations.

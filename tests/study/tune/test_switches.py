@@ -12,7 +12,7 @@ from tests.study.tune.conftest import TINY, tune
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.tune.axes import COMPILE, RECIPES, choices_of
+from zsim.study.tune.axes import COMPILE, RECIPES, base_of, choices_of, value_of
 from zsim.study.tune.degrees import (
     DISPATCHER,
     DISPATCHERS,
@@ -27,7 +27,6 @@ from zsim.study.tune.degrees import (
 )
 from zsim.study.tune.framework import PRECISION, RECIPE
 from zsim.study.tune.result import TuneResult, tuning_files
-from zsim.study.tune.settings import base_of, value_of
 
 Tiny = Callable[..., zsim.Experiment]
 # 8 layers with 8 experts of 512 x 1024 each, 2 of them for a token

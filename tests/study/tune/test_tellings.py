@@ -10,11 +10,10 @@ import zsim
 from tests.study.tune.conftest import tune
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.programs import Program, find_config_mapping, readable_programs
-from zsim.study.tune.axes import candidates, choices_of
+from zsim.study.tune.axes import base_of, candidates, change_kind, choices_of, value_of
 from zsim.study.tune.explain import file_settings, script_changes
 from zsim.study.tune.framework import LOSS, Base, TunedAxis, tuning_of
 from zsim.study.tune.result import tuning_files, tuning_page
-from zsim.study.tune.settings import base_of, change_kind, value_of
 
 Tiny = Callable[..., zsim.Experiment]
 JSON = {

@@ -42,8 +42,7 @@ from zsim.cost.inference.layers import (
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import kernel_seconds, peak_flops_per_second
 from zsim.dtypes import DTYPE_BYTES
-from zsim.specs.cluster.decode import DecodeRates, SmallAllReduce, StreamingKernel, TypeFractions
-from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.cluster.gpu import DecodeRates, Gpu, SmallAllReduce, StreamingKernel, TypeFractions
 
 TILE = 128  # tokens of a cache that a block of threads reads at once
 EXPERT_WIDTH_HALF = 450

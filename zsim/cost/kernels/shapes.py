@@ -9,8 +9,7 @@ from zsim.cost.kernels.layer_kernels import LayerKernelSet
 from zsim.cost.kernels.losses import EAGER, LossKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.images import SOUND_ROWS, SampledImages, SampleRows
-from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
-from zsim.specs.strategy.training import AttentionKind, Precision, TrainingConfig
+from zsim.specs.strategy.training import AttentionKind, Precision, TrainingConfig, layer_kernel_sets, losses
 
 
 class TokenPart(Protocol):

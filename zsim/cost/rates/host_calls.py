@@ -10,11 +10,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.cluster.table import Evidence, Table
-from zsim.specs.lazy_model import StrictTable
+from zsim.specs.lazy_model import Evidence, StrictTable, Table
 from zsim.specs.messages import validate_table
 from zsim.units import Seconds
 

@@ -22,6 +22,10 @@ from zsim.cost.collectives.rounds import unequal_bus_bytes
 from zsim.errors import NotSimulatedError
 from zsim.fabric.algorithms.methods import ForwardedShape, Shape, UnequalShape
 from zsim.fabric.algorithms.rings import (
+    LinkTraffic,
+    RouteTraffic,
+    Traffic,
+    bytes_by_link,
     crossings,
     domain_order,
     hierarchical_traffic,
@@ -32,7 +36,6 @@ from zsim.fabric.algorithms.rings import (
     segments,
     sort_by_domain,
 )
-from zsim.fabric.algorithms.traffic import LinkTraffic, RouteTraffic, Traffic, bytes_by_link
 from zsim.plan.ops import SplitSizes
 from zsim.specs.topology.topology import Topology
 

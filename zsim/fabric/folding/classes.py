@@ -22,8 +22,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints, SplitMix64
 from zsim.fabric.algorithms.link_usage import shape_traffic
 from zsim.fabric.algorithms.methods import CallKind, Shape, call_kind, methods
-from zsim.fabric.algorithms.rings import domains_of, partition_by_pattern
-from zsim.fabric.algorithms.traffic import bytes_by_link
+from zsim.fabric.algorithms.rings import bytes_by_link, domains_of, partition_by_pattern
 from zsim.fabric.messages import Pairs
 from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology

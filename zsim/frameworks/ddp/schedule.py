@@ -41,8 +41,7 @@ from zsim.plan.shared.optimizer import (
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Parameter
-from zsim.specs.strategy.mesh import PIPELINE
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import PIPELINE, ParallelismConfig
 
 ALL_REDUCE = "all_reduce"
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from zsim.specs.strategy.framework import MODEL_PARALLEL_KEYS, Framework
+from zsim.specs.strategy.registry import MODEL_PARALLEL_KEYS, Framework
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
 

@@ -34,8 +34,7 @@ from zsim.plan.shared.checkpoints import HostCheckpoints, PartitionedCheckpoints
 from zsim.plan.shared.host_side import HostSide
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
-from zsim.specs.strategy.mesh import TENSOR
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import TENSOR, ParallelismConfig
 from zsim.specs.strategy.training import CheckpointOffload
 
 _PAGE_BYTES, _INDEX_BYTES = 4096, 8  # mmap.PAGESIZE of x86; int64

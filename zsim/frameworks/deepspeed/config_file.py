@@ -9,8 +9,7 @@ from typing import Any
 from zsim.frameworks.deepspeed.settings.reader import require_deepspeed_file
 from zsim.frameworks.deepspeed.settings.text import load_object
 from zsim.frameworks.deepspeed.settings.zero_schema import ZeroBlock
-from zsim.specs.experiment.overrides import set_dotted_key
-from zsim.specs.strategy.config_file import ConfigFile
+from zsim.specs.experiment.overrides import ConfigFile, set_dotted_key
 
 _CONFIG = "strategy.config."
 # With a stage alone, batch size and precision are the experiment's, or as Hugging Face fills "auto".

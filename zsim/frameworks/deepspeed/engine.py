@@ -11,7 +11,7 @@ Megatron-DeepSpeed's sequence parallelism does not sum the gradients of its norm
 
 from __future__ import annotations
 
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.activation_checkpoints import make_checkpoints
 from zsim.frameworks.deepspeed.muon import step_matrices
@@ -23,7 +23,7 @@ from zsim.plan.shared.optimizer import UPDATE, update
 from zsim.plan.shared.shared_gradients import TiedGradient, sum_tied_gradient
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
-from zsim.specs.strategy.mesh import TENSOR
+from zsim.specs.strategy.parallelism import TENSOR
 
 
 class DeepSpeedEngine(Hooks):

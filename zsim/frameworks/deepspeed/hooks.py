@@ -13,7 +13,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.pipeline import DeepSpeedRuntime
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.torch.moments import EVERY_RANK, PRETRAINED, evaluation
-from zsim.plan.framework_hooks import FrameworkHooks
+from zsim.plan.framework_hooks import FrameworkHooks, FrozenStorage
 from zsim.plan.hooks import Hooks
 from zsim.plan.moments import (
     BUILDING,
@@ -25,7 +25,6 @@ from zsim.plan.moments import (
     JobMoment,
     loading,
 )
-from zsim.plan.shared.originals import FrozenStorage
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig

@@ -16,7 +16,7 @@ from math import prod
 from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.optimizers.muon import orthogonalisation_kernels, product
+from zsim.cost.optimizers import orthogonalisation_kernels, product
 from zsim.dtypes import DTYPE_BYTES
 
 Orthogonalisation = Literal["gram", "standard"]
@@ -26,12 +26,6 @@ _SQUARES = 14  # products m x m x m of the five rounds
 def uses_muon(name: str, shape: tuple[int, ...]) -> bool:
     """Whether DeepSpeed gives a parameter to Muon (`set_optimizer_flags` of deepspeed/__init__.py)."""
     return len(shape) > 1 and not any(word in name.lower() for word in ("embed", "lm_head"))
-
-
-def gram_flops(rows: int, columns: int) -> float:
-    """FLOPs of the default on one matrix that is not square."""
-    short, long = sorted((rows, columns))
-    return 8.0 * short * short * long + 2.0 * _SQUARES * short**3
 
 
 def matrix_kernels(

@@ -33,10 +33,10 @@ from zsim.plan.actions import Action, MessageCall, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Memory, Message
 from zsim.plan.pipeline.messages import Messenger, input_of, output_of
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.run_actions import PipelineRuntime
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
-from zsim.specs.strategy.mesh import PIPELINE, TENSOR
+from zsim.specs.strategy.parallelism import PIPELINE, TENSOR
 
 _LOSSES_BYTES = 2 * 4  # the replica's loss and the mean over the replicas, fp32
 

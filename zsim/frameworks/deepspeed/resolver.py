@@ -42,8 +42,7 @@ from zsim.specs.experiment.framework_resolver import (
     Resolution,
     StrategyRequest,
 )
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.job import Job, strategy_label
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.training.checkpointing import block_policies
 from zsim.specs.experiment.training.table import TrainingTable

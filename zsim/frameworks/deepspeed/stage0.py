@@ -10,7 +10,7 @@ have are reduced after all others, over these (`_reduce_expert_gradients`).
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
@@ -21,7 +21,7 @@ from zsim.plan.ops import Group, Memory
 from zsim.plan.shared.optimizer import parameter_bytes, partition_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
-from zsim.specs.strategy.mesh import EXPERT
+from zsim.specs.strategy.parallelism import EXPERT
 
 _ELEMENTS_PER_BUFFER = 500_000_000
 

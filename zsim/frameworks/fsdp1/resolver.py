@@ -8,8 +8,7 @@ from zsim.frameworks.torch.fsdp_resolver import FsdpTraining, check_replicate, f
 from zsim.frameworks.torch.parallelism import DATA_PARALLEL, KEMPNERFORGE, ULYSSES, UNSHARDED
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.job import Job, strategy_label
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.optimizers import Optimizer
 from zsim.specs.strategy.parallelism_table import ParallelismTable

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.frameworks.fsdp1.reduce import (
@@ -39,11 +39,11 @@ from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
 from zsim.frameworks.torch.moments import FsdpHooks, sharded_moments
 from zsim.plan.builder import COMPUTE, move_kernels
+from zsim.plan.framework_hooks import FrozenStorage
 from zsim.plan.hooks import Hooks
 from zsim.plan.moments import BetweenSteps, JobMoment
 from zsim.plan.ops import Memory, Op
 from zsim.plan.shared.optimizer import clip_gradients, lazy_states, paged_states, update
-from zsim.plan.shared.originals import FrozenStorage
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.training import TrainingConfig

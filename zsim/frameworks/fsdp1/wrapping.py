@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zsim.cost.memory.parameters import flat_numel, quantisation_bytes
+from zsim.cost.memory import flat_numel, quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.frameworks.fsdp1.settings import Fsdp1Config

@@ -10,6 +10,6 @@ ROLES = {  # the module of each role: see zsim.specs.strategy.registry
     "bounds": "studies",
     "checkpoint": "studies",
     "fields": "faces",
-    "ranges": "ranges",
+    "ranges": "studies",
     "kernels": "kernels",
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.memory.parameters import stored_bytes
+from zsim.cost.memory import stored_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
@@ -26,7 +26,7 @@ from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
 from zsim.specs.model.spec import Exchange, Module, Parameter
-from zsim.specs.strategy.mesh import EXPERT
+from zsim.specs.strategy.parallelism import EXPERT
 
 WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
 _BLOCKS_PATTERN = re.compile(r"blocks:([1-9]\d*)")

@@ -23,8 +23,7 @@ from zsim.frameworks.torch.parallelism import (
 )
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.job import Job, strategy_label
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.spec import ModelSpec

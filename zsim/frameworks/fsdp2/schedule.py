@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
-from zsim.cost.memory.parameters import quantisation_bytes
+from zsim.cost.memory import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.offload import Fsdp2OffloadedShards
 from zsim.frameworks.fsdp2.param_groups import (

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, StrictBool, field_validator
 
 from zsim.frameworks.torch.fsdp_table import FsdpTable
-from zsim.specs.strategy.framework import Framework
+from zsim.specs.strategy.registry import Framework
 from zsim.specs.strategy.table import Count, StrategyConfig
 
 

@@ -1,7 +1,8 @@
-"""FSDP2 in searches and whole runs: what to vary, bounds, and what a save writes."""
+"""FSDP2 in searches, whole runs and profiles: what to vary, bounds, what a save writes, and its ranges."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from zsim.dtypes import DTYPE_BYTES
@@ -29,6 +30,7 @@ from zsim.study.tune.framework import (
     TunedAxis,
     key_axis,
 )
+from zsim.trace.readers.kineto.file import UnitRanges
 
 _WRAPPING = ("torchtitan", "torchtitan-0.1", "huggingface")
 
@@ -120,3 +122,15 @@ class Fsdp2Checkpoint(TorchCheckpoint[Fsdp2Config]):
 
 
 CHECKPOINT = Fsdp2Checkpoint()
+
+
+_UNIT = re.compile(r"^FSDP::\S+(?: for (?P<next>\S+)| \((?P<unit>.*)\))")
+_ROOT = frozenset(
+    f"FSDP::{name}"
+    for name in (
+        "pre_forward", "post_forward", "pre_backward", "all_gather", "all_gather_copy_out",
+        "post_backward_accumulate", "post_backward_reshard", "post_backward_reduce",
+        "post_backward_rs_wait",
+    )
+)  # fmt: skip
+RANGES = UnitRanges(_UNIT, _ROOT)

@@ -3,7 +3,7 @@ list of tensors, or for every operator in an optimizer that loops over tensors.
 
 # [Note: Muon]
 The products of torch's Muon become collectives. torch 2.13 optim/_muon.py knows nothing of shards: the
-products of `zsim.cost.optimizers.muon` run on DTensors, and DTensor moves operands where a product needs
+products of `zsim.cost.optimizers` run on DTensors, and DTensor moves operands where a product needs
 them. For every product it takes the cheapest of the placements that
 `torch/distributed/tensor/_ops/_matrix_ops.py` lists, by the costs of
 `torch/distributed/tensor/_collective_utils.py` (a ring with 87.7 GB/s, or 22 % of it and more latency if the
@@ -35,8 +35,7 @@ from dataclasses import dataclass
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import norm_kernels
-from zsim.cost.optimizers.muon import STEPS, elementwise_kernels, product
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import STEPS, UpdatedTensor, elementwise_kernels, product
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.param_groups import MeshInfo, ParamGroup
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
@@ -45,7 +44,7 @@ from zsim.plan.ops import CollectiveKind
 from zsim.plan.shared.host_side import HostSide
 from zsim.plan.shared.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.stage import Stage
-from zsim.specs.strategy.mesh import EXPERT, EXPERT_TENSOR, PIPELINE, TENSOR
+from zsim.specs.strategy.parallelism import EXPERT, EXPERT_TENSOR, PIPELINE, TENSOR
 from zsim.specs.strategy.training import TrainingConfig
 
 _ELEMENT_BYTES = 2  # bf16

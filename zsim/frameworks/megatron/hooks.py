@@ -8,16 +8,14 @@ from zsim.frameworks.megatron.buffer import placeholders
 from zsim.frameworks.megatron.nanotron import NanotronRuntime
 from zsim.frameworks.megatron.pipeline_runtime import MegatronRuntime
 from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.plan.framework_hooks import FrameworkHooks
+from zsim.plan.framework_hooks import FrameworkHooks, FrozenStorage
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.run_actions import PipelineRuntime
 from zsim.plan.shared.checkpoints import PartitionedCheckpoints
-from zsim.plan.shared.originals import FrozenStorage
 from zsim.plan.stage import Stage
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.mesh import TENSOR
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import TENSOR, ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 
 

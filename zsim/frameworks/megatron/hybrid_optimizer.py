@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.kernels.update import cast_kernels
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.frameworks.megatron.optimizer_step import prepare_gradients
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import COMPUTE, PlanBuilder

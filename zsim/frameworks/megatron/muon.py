@@ -34,7 +34,7 @@ from math import lcm, prod
 from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.optimizers.muon import iteration_kernels
+from zsim.cost.optimizers import iteration_kernels
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.megatron.buffer import Bucket, BufferLayout
 from zsim.frameworks.megatron.settings.muon import MegatronMuon, MuonOrthogonalization, TensorMode
@@ -45,7 +45,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.fusion import QKV
 from zsim.specs.model.spec import Attention, Embedding, Linear, Parameter
-from zsim.specs.strategy.mesh import EXPERT_TENSOR, TENSOR
+from zsim.specs.strategy.parallelism import EXPERT_TENSOR, TENSOR
 
 _TENSOR_ALIGNMENT, _BUCKET_ALIGNMENT = 64, 128  # elements
 _MIN_FILL_FRACTION = 0.9  # PADDING_FLOOR

@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import chain
 
 from zsim.cost.kernels.update import cast_kernels, cat_launches
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.errors import InputError
 from zsim.frameworks.megatron.buffer import Bucket, GroupBuffer, make_layout
 from zsim.frameworks.megatron.muon import (

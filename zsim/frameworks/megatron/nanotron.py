@@ -27,15 +27,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, norm_kernels, scale_kernels
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.frameworks.megatron.buffer import Bucket
 from zsim.frameworks.megatron.schedule import NCCL, MegatronSchedule
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.actions import Action, Kind, MessageCall, Step
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.ops import Memory
-from zsim.plan.pipeline.pipeline_checks import check_micro_batches
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.lowering import check_micro_batches
+from zsim.plan.pipeline.run_actions import PipelineRuntime
 from zsim.plan.shared.optimizer import update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware

@@ -36,14 +36,14 @@ from zsim.operations.operation import Role
 from zsim.plan.actions import Action, Overlap, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Phase
+from zsim.plan.pipeline.lowering import check_micro_batches
 from zsim.plan.pipeline.messages import Messenger
-from zsim.plan.pipeline.pipeline_checks import check_micro_batches
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.run_actions import PipelineRuntime
 from zsim.plan.stage import Stage
 from zsim.plan.walk import Walk
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Exchange
-from zsim.specs.strategy.mesh import TENSOR
+from zsim.specs.strategy.parallelism import TENSOR
 
 
 @dataclass(frozen=True, slots=True)

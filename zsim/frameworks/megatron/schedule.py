@@ -73,7 +73,7 @@ from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Parameter
-from zsim.specs.strategy.mesh import TENSOR
+from zsim.specs.strategy.parallelism import TENSOR
 
 _PAIR = 2  # the norms of queries and of keys have parameters alike
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from zsim.specs.strategy.framework import MODEL_PARALLEL_KEYS, PIPELINE_KEYS, Framework
+from zsim.specs.strategy.registry import MODEL_PARALLEL_KEYS, PIPELINE_KEYS, Framework
 from zsim.specs.strategy.table import Count, StrategyConfig, StrategyTable
 
 # Where the engine keeps optimizer states (with reduced gradients) and stage 3's parameter shards.

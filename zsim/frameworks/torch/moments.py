@@ -10,7 +10,7 @@ from typing import TypeVar
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.plan.framework_hooks import FrameworkHooks
+from zsim.plan.framework_hooks import FrameworkHooks, FrozenStorage
 from zsim.plan.moments import (
     EVALUATION,
     GATHERED_SAVE,
@@ -22,7 +22,6 @@ from zsim.plan.moments import (
     loading,
 )
 from zsim.plan.ops import Device
-from zsim.plan.shared.originals import FrozenStorage
 from zsim.specs.strategy.training import TrainingConfig
 
 PRETRAINED = "transformers 4.46 modeling_utils.py `load_state_dict`"

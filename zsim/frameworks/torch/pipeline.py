@@ -21,16 +21,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.cost.kernels.shapes import WorkOptions
-from zsim.cost.memory.activations import saves_only_block_input
+from zsim.cost.memory import saves_only_block_input
 from zsim.errors import InputError
 from zsim.plan.actions import Action, Kind, MessageCall, MessageWait, Order, Overlap, Step, actions_of
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.pipeline.csv_schedule import read_csv
-from zsim.plan.pipeline.lowering import orders_of
+from zsim.plan.pipeline.lowering import check_micro_batches, orders_of, read_csv
 from zsim.plan.pipeline.messages import Messenger, output_of
 from zsim.plan.pipeline.orders import chunk_group_size, ranks_of_stages
-from zsim.plan.pipeline.pipeline_checks import check_micro_batches
-from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.pipeline.run_actions import PipelineRuntime
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
 

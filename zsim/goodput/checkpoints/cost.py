@@ -78,7 +78,7 @@ from zsim.goodput.checkpoints.saved import SavedFiles, framework_checkpoint, sav
 from zsim.goodput.scenario import Checkpoint, Startup
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode, CheckpointTable
-from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
+from zsim.specs.experiment.run.run import StorageTable, resolve_storage
 from zsim.specs.strategy.registry import framework_of
 
 _STAGED: tuple[CheckpointMode, ...] = ("async", "in-memory", "local-then-remote")

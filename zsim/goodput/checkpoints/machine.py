@@ -15,14 +15,14 @@ from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
 from zsim.fabric.fabric import idle_seconds
+from zsim.files import PRESETS
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.faults import LinkFault
 from zsim.specs.experiment.job import Job, job_topology
-from zsim.specs.experiment.run.storage import StorageTable
+from zsim.specs.experiment.run.run import StorageTable
+from zsim.specs.lazy_model import Table
 from zsim.units import BytesPerSecond, Duration
 
 _FILE = "checkpoints.toml"

@@ -21,7 +21,7 @@ from zsim.plan.pipeline.lowering import ranks_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE, TENSOR
+from zsim.specs.strategy.parallelism import CONTEXT, DATA, EXPERT_DATA, PIPELINE, TENSOR
 from zsim.specs.strategy.registry import role_of
 from zsim.specs.strategy.table import StrategyConfig
 

@@ -26,9 +26,9 @@ from zsim.plan.memory.tensors import device_peaks, pinned_peak
 from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Collective, Device, Memory, Plan, Program
 from zsim.specs.cluster.cluster import Cluster, FrameworkMemory, HostDevice
-from zsim.specs.cluster.cublas import NUM_HANDLES, workspace_bytes
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.training import NUM_HANDLES, workspace_bytes
 
 
 def usable_bytes(cluster: Cluster, gpu: Gpu | None = None) -> int:

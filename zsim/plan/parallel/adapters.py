@@ -36,8 +36,7 @@ from zsim.specs.model.spec import (
     Parameter,
 )
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import EXPERT, EXPERT_DATA, ParallelismConfig
 
 
 def shard_adapter(module: Module, parallelism: ParallelismConfig, *, is_row: bool) -> list[Module]:

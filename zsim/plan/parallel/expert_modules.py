@@ -16,7 +16,7 @@ from zsim.operations.rearrange import Rearrange
 from zsim.specs.model.spec import Activation, Exchange, Linear, Module, Parameter
 from zsim.specs.strategy.expert_library import ExpertLibrary
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.mesh import EXPERT_DATA, TENSOR
+from zsim.specs.strategy.parallelism import EXPERT_DATA, TENSOR
 
 
 def row_map_modules(experts: Module, split: ExpertSplit, rows: float) -> list[Module]:

@@ -64,7 +64,7 @@ from zsim.specs.strategy.experts import (
     expected_partitions,
     partitions_in_turn,
 )
-from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR, TENSOR
+from zsim.specs.strategy.parallelism import EXPERT, EXPERT_DATA, EXPERT_TENSOR, TENSOR
 
 # Activations that Megatron multiplies by the scores in the same kernel, by whether they are gated: the fused
 # ones of SwiGLU and quick GEGLU (`TEGroupedMLP.bias_act_func`, d98e8a64 core/transformer/moe/experts.py), and

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import memory_columns, op_columns
-from zsim.plan.ops import Op, Plan, Program
-from zsim.plan.recorded_work import RecordedWork
+from zsim.plan.ops import Op, Plan, Program, RecordedWork
 from zsim.trace.trace import COLLECTIVES
 
 

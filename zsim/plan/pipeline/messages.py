@@ -24,7 +24,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Memory, Message
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
-from zsim.specs.strategy.mesh import PIPELINE
+from zsim.specs.strategy.parallelism import PIPELINE
 
 Direction = Literal["send", "recv"]
 _NEXT: frozenset[Kind] = frozenset({"SEND_F", "RECV_B"})  # with the stage behind; others with the one before

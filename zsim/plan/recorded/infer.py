@@ -57,9 +57,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.plan.ops import Op, Phase, Program
+from zsim.plan.ops import HostCall, Op, Phase, Program, RecordedWork
 from zsim.plan.recorded.rank import RecordedRank
-from zsim.plan.recorded_work import HostCall, RecordedWork
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 _TOLERANCE = 2e-6  # seconds: the accuracy of launches and clocks

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zsim.plan.ops import Op, Program
+from zsim.plan.ops import Op, Program, RecordedWork
 from zsim.plan.passes.repeated_step import repeat_program
-from zsim.plan.recorded_work import RecordedWork
 from zsim.trace.trace import COLLECTIVES
 
 

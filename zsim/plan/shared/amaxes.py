@@ -11,7 +11,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.mesh import CONTEXT, PIPELINE, TENSOR, Mesh
+from zsim.specs.strategy.parallelism import CONTEXT, PIPELINE, TENSOR, Mesh
 from zsim.specs.strategy.training import TrainingConfig
 
 AMAXES = "amaxes"

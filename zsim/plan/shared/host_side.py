@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.cost.kernels.update import OptimizerImplementation, update_bytes
-from zsim.cost.rates.cpu_optimizer import cast_bytes, scale_bytes
+from zsim.cost.rates.offload import cast_bytes, scale_bytes
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Copy, DriveIo, HostWork
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.kernels.update import OptimizerImplementation, cast_kernels, norm_kernels, scale_kernels
-from zsim.cost.memory.parameters import quantisation_bytes, stored_bytes
-from zsim.cost.optimizers.kernels import update_kernels
-from zsim.cost.optimizers.states import state_tensors
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.memory import quantisation_bytes, stored_bytes
+from zsim.cost.optimizers import UpdatedTensor, state_tensors, update_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder

@@ -11,7 +11,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.stage import EMBEDDING, Stage
 from zsim.plan.workload.workload import ModuleCall
-from zsim.specs.strategy.mesh import TENSOR
+from zsim.specs.strategy.parallelism import TENSOR
 
 
 def partial_numels(stage: Stage) -> list[int]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from zsim.cost import memory as footprint
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory import activations as footprint
 from zsim.operations.operation import BACKWARD_INPUT, BACKWARD_WEIGHT, RECOMPUTE, Role
 from zsim.operations.tensors import ModuleTensors, remove_bytes, split_into_tensors
 from zsim.plan.ops import Kernels

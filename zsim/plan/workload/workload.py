@@ -34,8 +34,8 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from zsim.cost import memory as footprint
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory import activations as footprint
 from zsim.memo import Memo
 from zsim.operations import Loss
 from zsim.operations.fused_head import fused_head, head_index

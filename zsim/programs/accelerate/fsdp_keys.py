@@ -10,8 +10,8 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.programs.accelerate.keys import FSDP_KEYS, KEYS, PARALLELISM, SHARDING
 from zsim.programs.torchtitan.keys import ROTATE_METHODS
 from zsim.reading import parse_whole_number
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.program_key import ProgramKey
-from zsim.specs.formats.training_file import TrainingFile
 
 _WRAPPING = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _IDLE = (

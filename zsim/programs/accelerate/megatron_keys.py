@@ -15,7 +15,7 @@ from zsim.programs.megatron_lm.arguments import Arguments
 from zsim.programs.megatron_lm.degrees import read_degrees
 from zsim.programs.megatron_lm.flags import SWITCHES
 from zsim.programs.megatron_lm.read import settings_of
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile
 
 _PREFIX = "megatron_lm_"
 _FLAGS = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
 
 
 class Accelerate(TrainingProgram):

@@ -22,8 +22,7 @@ from zsim.programs.accelerate.fsdp_keys import (
 from zsim.programs.accelerate.keys import TOP_KEYS
 from zsim.programs.accelerate.megatron_keys import read_megatron_lm
 from zsim.specs.experiment.programs import listed_programs
-from zsim.specs.formats.config_file import read_file
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile, read_file
 
 # ClusterConfig's keys that name machines or belong to other hardware; they have no effect on a step here.
 _IDLE = (

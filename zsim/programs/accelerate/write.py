@@ -16,7 +16,7 @@ from zsim.programs.deepspeed.write import DEEPSPEED_FILE
 from zsim.programs.torch.write import checkpointing_call, long_sequence_calls
 from zsim.programs.torchtitan.keys import ROTATE_METHODS, UNROTATED
 from zsim.specs.experiment.job import Job
-from zsim.specs.formats.writer import ProgramFile, ProgramWriter
+from zsim.specs.formats.export import ProgramFile, ProgramWriter
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _FILE = "accelerate.yaml"

@@ -40,8 +40,8 @@ from zsim.programs.huggingface.job import (
 from zsim.programs.huggingface.models import freeze_tower, read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.huggingface import load_model
 
 _OPTIMIZERS = {

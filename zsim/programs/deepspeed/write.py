@@ -19,7 +19,7 @@ from zsim.frameworks.deepspeed.settings.text import drop_comments, load_object
 from zsim.frameworks.deepspeed.settings.zero_schema import ZERO_KEYS, json_key
 from zsim.programs.torch.write import checkpointing_call, long_sequence_calls
 from zsim.specs.experiment.job import Job
-from zsim.specs.formats.writer import ProgramFile, ProgramWriter
+from zsim.specs.formats.export import ProgramFile, ProgramWriter
 
 DEEPSPEED_FILE = "ds_config.json"
 _OFFLOAD = ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param", "cpu_offload_params")

@@ -10,9 +10,8 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES
 from zsim.specs.experiment.training.software import NEWEST
-from zsim.specs.formats.config_file import load_file
+from zsim.specs.formats.config_file import TrainingFile, load_file
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 # The experiment's value for each, "" for one that it leaves open: torch's own choice.
 _KERNELS = {

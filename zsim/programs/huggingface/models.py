@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import NotSimulatedError
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model import hub_names
 from zsim.specs.model.hub_names import hub_id_of_path, missing_model
 from zsim.specs.model.huggingface import load_model

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from zsim.errors import did_you_mean
 from zsim.frameworks.deepspeed.settings.text import load_object
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 # name -> (training.optimizer, training.optimizer_implementation)
 OPTIMIZERS: Mapping[str, tuple[str, str]] = {

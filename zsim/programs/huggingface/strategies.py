@@ -13,9 +13,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.accelerate.keys import SHARDING
 from zsim.programs.huggingface.job import is_of_release_4
-from zsim.specs.formats.config_file import load_file
+from zsim.specs.formats.config_file import load_file, locate_named_file
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.named_files import locate_named_file
 
 _WRAPPED_CLASS = "fsdp_transformer_layer_cls_to_wrap"  # an argument of its own until transformers 4
 # A DeepSpeed JSON's keys that the Trainer compares with its own arguments, by their names in the programs.

@@ -39,11 +39,16 @@ from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
 from zsim.specs.experiment.programs import programs
-from zsim.specs.formats.config_file import change_values, flatten, load_table, read_file
-from zsim.specs.formats.named_files import locate_named_file
+from zsim.specs.formats.config_file import (
+    TrainingFile,
+    change_values,
+    flatten,
+    load_table,
+    locate_named_file,
+    read_file,
+)
 from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
 from zsim.specs.formats.safe_yaml import load_yaml
-from zsim.specs.formats.training_file import TrainingFile
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
 _FILES = (".yaml", ".yml", ".json", ".toml")

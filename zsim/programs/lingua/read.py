@@ -11,8 +11,8 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.lingua.keys import IDLE, KEYS
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 _BYTES_VOCABULARY = 258  # lingua/tokenizer.py `ByteTokenizer`: bytes, and two marks
 _MULTIPLE = 256

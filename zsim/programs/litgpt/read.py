@@ -15,9 +15,8 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_par
 from zsim.programs.huggingface.job import note_full_length, read_epochs
 from zsim.programs.huggingface.models import write_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
-from zsim.specs.formats.config_file import flatten
+from zsim.specs.formats.config_file import TrainingFile, flatten
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 _PRECISIONS = {
     "bf16-true": ("bf16", True), "bf16-mixed": ("bf16", False), "16-mixed": ("fp16", False),

@@ -26,8 +26,8 @@ from zsim.programs.huggingface.job import (
 from zsim.programs.huggingface.models import read_model
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.llama_factory.keys import ENGINE_ADAPTERS, ENGINE_KEYS, ENGINE_SILENT
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 RELEASE = "LLaMA-Factory's v1 engine (0.9.6)"
 _CUTOFF = 2048

@@ -36,8 +36,8 @@ from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.llama_factory.engine import read_engine
 from zsim.programs.llama_factory.keys import ADAPTERS, ENGINE_MARKS, KEYS, RELEASE, SILENT
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 _STAGES = {
     "rm": "reward models, whose head has one output (stage: rm), yet; expected stage pt, sft or dpo",

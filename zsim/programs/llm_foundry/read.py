@@ -15,8 +15,8 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.llm_foundry.keys import IDLE, KEYS
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 # `mixed_precision` -> the types that are gathered and reduced, None for that of the products.
 _MIXED_PRECISIONS: dict[str, tuple[str | None, str | None]] = {

@@ -12,7 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.programs.megatron_lm.arguments import Arguments
 from zsim.programs.megatron_lm.keys import PRECISION_AWARE
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile
 
 _OFFLOAD, _FRACTION = "optimizer-cpu-offload", "optimizer-offload-fraction"
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")

@@ -12,7 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.settings.config import is_core_since
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.programs.megatron_lm.arguments import Arguments, refuse
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile
 
 MUONS = ("muon", "dist_muon")
 _MODES = ("blockwise", "duplicated", "distributed")

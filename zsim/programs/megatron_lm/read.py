@@ -29,9 +29,7 @@ from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_cpu_optimi
 from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES
 from zsim.programs.megatron_lm.muon_flags import MUONS, read_muon
 from zsim.reading import parse_whole_number
-from zsim.specs.formats.config_file import load_table
-from zsim.specs.formats.named_files import locate_named_file
-from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile, load_table, locate_named_file
 from zsim.specs.strategy.fp8 import Fp8Recipe
 
 _DTYPES = ("fp32", "bf16", "fp16", "fp8")

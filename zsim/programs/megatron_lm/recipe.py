@@ -19,8 +19,8 @@ from zsim.programs.megatron_lm.arguments import Arguments
 from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
 from zsim.programs.megatron_lm.read import settings_of
 from zsim.reading import read_user_text
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.safe_yaml import load_yaml
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.fusion import FUSED_PRODUCTS, fuse_named_products
 from zsim.specs.model.huggingface import load_model
 

@@ -14,12 +14,12 @@ from zsim.programs.megatron_lm.muon_flags import muon_flags
 from zsim.programs.megatron_lm.network_flags import network_flags, why_not_network
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.training.attention import attention_of
+from zsim.specs.experiment.training.fp8 import unmark_fp8_layers
 from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.formats.export import ProgramFile, ProgramWriter
 from zsim.specs.formats.program_key import ProgramKey
-from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
-from zsim.specs.model.fp8_layers import unmark_fp8_layers
 from zsim.specs.model.prediction import remove_prediction_layers
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS

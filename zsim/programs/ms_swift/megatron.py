@@ -21,8 +21,8 @@ from zsim.programs.megatron_lm.recipe import linear_layers, read_fields
 from zsim.programs.ms_swift.keys import ADAPTERS, MEGATRON_KEYS, MEGATRON_SILENT, TUNER_KEYS
 from zsim.programs.rollout import skip_rollout
 from zsim.programs.trl.rollout import read_lengths
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 RELEASE = "Megatron-SWIFT 4.6"
 # Fields whose default is another than that of Megatron-Core's own flags.

@@ -35,10 +35,8 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, MEGATRON_MARKS, RELEASE, SILENT, TUNER_KEYS
 from zsim.programs.ms_swift.megatron import read_megatron
 from zsim.programs.ms_swift.rollout import read_rollout
-from zsim.specs.formats.config_file import load_file
+from zsim.specs.formats.config_file import TrainingFile, load_file, locate_named_file
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.named_files import locate_named_file
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Attention
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.nanotron.keys import IDLE, KEYS
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 _SEQUENCE_PARALLEL = {"ALL_REDUCE": False, "REDUCE_SCATTER": True}
 _BUCKET_MIB = 25

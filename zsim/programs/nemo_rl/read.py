@@ -18,10 +18,10 @@ from zsim.programs.megatron_lm.recipe import pattern_of_modules, read_fields, re
 from zsim.programs.nemo_rl.keys import DTENSOR, GENERATION, IDLE, KEYS, MEGATRON, VLLM
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.reading import read_text
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model, missing_model
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
 

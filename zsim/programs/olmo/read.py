@@ -11,8 +11,8 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.olmo.keys import CHECKPOINTS, IDLE, KEYS
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 _PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32"}
 _WRAPPINGS = ("by_block", "by_block_and_size")

@@ -14,8 +14,8 @@ from zsim.programs.huggingface.adapters import adapter_settings
 from zsim.programs.huggingface.job import read_preferences
 from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 _SFT, _DPO, _PPO = "train_sft", "train_dpo", "train_ppo_ray"
 # Estimator of advantages (openrlhf/cli/train_ppo_ray.py) -> the algorithm whose passes it has.

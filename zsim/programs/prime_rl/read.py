@@ -16,8 +16,8 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.prime_rl.keys import IDLE, KEYS
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
 

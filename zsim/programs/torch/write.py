@@ -11,7 +11,7 @@ from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.specs.experiment.job import Job
-from zsim.specs.formats.writer import ProgramFile, ProgramWriter
+from zsim.specs.formats.export import ProgramFile, ProgramWriter
 
 _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 

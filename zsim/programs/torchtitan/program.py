@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.program import ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
 
 _MODULE, _FILE = "torchtitan.train", "torchtitan/train.py"
 _CONFIG_OPTIONS = ("--job.config_file", "--job.config-file")

@@ -20,8 +20,8 @@ from zsim.programs.torchtitan.keys import (
 from zsim.programs.torchtitan.parallel_degrees import read_degrees
 from zsim.programs.torchtitan.text import read_settings
 from zsim.reading import parse_whole_number
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues, SilentKeys
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
 
 _FLOAT8 = ("float8", "quantize.linear.float8")

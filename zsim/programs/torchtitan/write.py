@@ -17,8 +17,8 @@ from zsim.programs.torchtitan.degree_keys import (
 )
 from zsim.programs.torchtitan.keys import KEYS, PRESETS
 from zsim.specs.experiment.job import Job
+from zsim.specs.formats.export import ProgramFile, ProgramWriter
 from zsim.specs.formats.toml import toml_text
-from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.strategy.training import TrainingConfig
 
 _FILE = "torchtitan.toml"

@@ -20,9 +20,8 @@ from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_quan
 from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences
 from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
-from zsim.specs.formats.config_file import flatten
+from zsim.specs.formats.config_file import TrainingFile, flatten
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import missing_model
 from zsim.specs.presets import model_preset_names
 

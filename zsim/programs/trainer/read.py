@@ -23,8 +23,8 @@ from zsim.programs.huggingface.models import read_model, weights_type, write_typ
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trainer.keys import KEYS, LENGTHS
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:

@@ -34,8 +34,8 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.trl.rollout import ROLLOUTS, read_lengths, read_rollout
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.formats.training_file import TrainingFile
 
 _LENGTH = 1024
 # Names of the tokens of a sequence: TRL's today and until 0.19, and those of scripts that pass it on.

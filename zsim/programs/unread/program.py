@@ -8,8 +8,8 @@ from typing import Any
 from zsim.errors import NotSimulatedError
 from zsim.programs.marks import MarkedProgram, marks_of, matching_row
 from zsim.specs.experiment.programs import readable_programs
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.program import ProgramSource
-from zsim.specs.formats.training_file import TrainingFile
 
 
 class UnreadProgram(MarkedProgram):

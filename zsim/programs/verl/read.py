@@ -16,9 +16,9 @@ from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl import keys as verl_keys
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues, silent_keys
 from zsim.specs.formats.safe_yaml import resolve_references
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
 
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")

@@ -24,10 +24,10 @@ from zsim.plan.ops import (
     Plan,
     PointToPoint,
     Program,
+    RecordedWork,
     Work,
     offload_kind,
 )
-from zsim.plan.recorded_work import RecordedWork
 from zsim.report.critical.path import ALLOCATOR, HOST, OTHERS, Chain, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu

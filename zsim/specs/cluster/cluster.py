@@ -18,8 +18,7 @@ from zsim.specs.cluster.collectives import CollectiveCosts
 from zsim.specs.cluster.gpu import Gpu, PositiveRate
 from zsim.specs.cluster.host_speeds import OffloadRates, default_offload_rates
 from zsim.specs.cluster.network import Network
-from zsim.specs.cluster.table import Fraction, Table
-from zsim.specs.lazy_model import FiniteTable, StrictTable
+from zsim.specs.lazy_model import FiniteTable, Fraction, StrictTable, Table
 from zsim.units import Bytes, BytesPerSecond, Seconds
 
 

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 
 from zsim.errors import did_you_mean
 from zsim.specs.cluster.gpu import Gpu
-from zsim.specs.cluster.table import Fraction, Table
-from zsim.specs.lazy_model import FiniteTable
+from zsim.specs.lazy_model import FiniteTable, Fraction, Table
 from zsim.units import Seconds
 
 

@@ -30,8 +30,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from zsim.errors import InputError, expected_text
+from zsim.files import PRESETS
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_user_file
-from zsim.resources import PRESETS
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import AttentionEfficiency, Gpu, Power
@@ -46,9 +46,8 @@ from zsim.specs.cluster.node_request import (
     refuse_node_counts,
     shared_keys_of,
 )
-from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID, Evidence
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
-from zsim.specs.lazy_model import FiniteTable
+from zsim.specs.lazy_model import EVIDENCE_ORDER, UNSAID, Evidence, FiniteTable
 from zsim.specs.messages import validate_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 

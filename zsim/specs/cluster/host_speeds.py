@@ -19,10 +19,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from zsim.errors import InputError, expected_text
+from zsim.files import PRESETS, preset_table
 from zsim.reading import parse_toml
-from zsim.resources import PRESETS, preset_table
-from zsim.specs.cluster.table import Fraction, Table
-from zsim.specs.lazy_model import StrictTable
+from zsim.specs.lazy_model import Fraction, StrictTable, Table
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.requirement import left_out
 from zsim.units import SECONDS, BytesPerSecond, Seconds, parse_quantity

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from zsim.errors import did_you_mean
-from zsim.specs.cluster.table import Fraction, Table
+from zsim.specs.lazy_model import Fraction, Table
 from zsim.units import BytesPerSecond, Seconds
 
 Count = Annotated[int, Field(gt=0, strict=True)]

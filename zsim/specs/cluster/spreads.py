@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.host_speeds import SPEED_KEYS, host_speeds

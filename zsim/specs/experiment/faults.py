@@ -25,9 +25,8 @@ from zsim.arrays import Floats, Ints
 from zsim.errors import InputError
 from zsim.reading import parse_whole_number
 from zsim.specs.cluster.link_names import NODE, find_card, find_links, find_node
-from zsim.specs.cluster.table import Fraction
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.lazy_model import FiniteTable, StrictTable
+from zsim.specs.lazy_model import FiniteTable, Fraction, StrictTable
 from zsim.specs.topology.node_links import Condition, combine_conditions
 from zsim.specs.topology.topology import Topology
 from zsim.units import Seconds

@@ -17,10 +17,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.cluster.table import Evidence, Table
-from zsim.specs.lazy_model import StrictTable, resolve_table
+from zsim.specs.lazy_model import Evidence, StrictTable, Table, resolve_table
 from zsim.specs.messages import validate_table
 
 _FILE = PRESETS / "jitter.toml"

@@ -16,8 +16,7 @@ from zsim.specs.experiment.training.attention import apply_attention, attention_
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
-from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.partition import layer_weights
+from zsim.specs.strategy.parallelism_table import ParallelismTable, layer_weights
 from zsim.specs.strategy.requirement import phrase
 from zsim.specs.strategy.table import StrategyTable
 

@@ -12,11 +12,9 @@ from zsim.operations.operation import operations_of
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.framework_resolver import FrameworkResolver
 from zsim.specs.model.spec import Activation, Attention, Block, ContextMethod, ModelSpec
-from zsim.specs.strategy.kernel_sets import layer_kernel_sets
-from zsim.specs.strategy.mesh import CONTEXT
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import CONTEXT, ParallelismConfig
 from zsim.specs.strategy.requirement import alternatives, phrase
-from zsim.specs.strategy.training import TrainingConfig
+from zsim.specs.strategy.training import TrainingConfig, layer_kernel_sets
 
 _WINDOW_METHODS: tuple[ContextMethod, ...] = ("all-gather", "all-to-all")  # that know windows
 _MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZE

@@ -2,20 +2,31 @@
 
 `Experiment` has the shape of the file that people write. `resolve` (zsim.specs.experiment.resolve) looks
 every name up and fills every default in.
+
+`[trainer]` of an experiment: effects of the training loop and of its model code on the step.
+
+[trainer]
+metrics_per_micro_batch = 2        # composer: LanguageCrossEntropy and Perplexity, after each backward
+holds_logits = "as they are"       # the logits stay referenced through backward
+unpads_attention = true            # flash-attn 0.2's FlashMHA with a padding mask
+reads_sequence_lengths = true      # the host asks the GPU before every attention
 """
 
-# See [Note: annotations of tables].
+from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Field,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import core_schema
 
@@ -25,29 +36,137 @@ from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.programs import Program
-from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.formats.detect import is_training_file, merge_training_file
 from zsim.specs.key_index import nearest_key
 from zsim.specs.lazy_model import Lazy, LazyKinds, LazyModel, StrictTable
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
-from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.choices import default_kind
-from zsim.specs.strategy.foreign_keys import refuse_parallelisms
+from zsim.specs.model.spec import Attention, Loss, ModelSpec, Module
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.registry import STRATEGIES, is_strategy, meant_strategies
+from zsim.specs.strategy.registry import STRATEGIES, default_kind, is_strategy, meant_strategies
 from zsim.specs.strategy.table import Count, StrategyTable
 from zsim.specs.user_code import UserCode, load_user_models, unreadable_names
+from zsim.units import Tokens, Watts
+
+_Metrics = Annotated[int, Field(ge=0, le=100, strict=True)]
+
+
+class TrainerTable(StrictTable):
+    """`[trainer]`. Referenced logits stay until those of the next micro-batch replace them."""
+
+    metrics_per_micro_batch: _Metrics = Field(
+        default=0,
+        description="extra computations of the loss per micro-batch, for logging",
+    )
+    holds_logits: Literal["no", "as they are", "in fp32"] = Field(
+        default="no",
+        description="what the trainer still references during backward: nothing, the logits, or "
+        "their copy in fp32",
+    )
+    unpads_attention: bool = Field(
+        default=False,
+        description="attention gathers q, k and v by a padding mask, even without padding",
+    )
+    reads_sequence_lengths: bool = Field(
+        default=False,
+        description="the host waits for the GPU before every attention",
+    )
+
+    @model_validator(mode="after")
+    def _metrics_have_logits(self) -> Self:
+        if self.metrics_per_micro_batch and self.holds_logits == "no":
+            raise ValueError(
+                f"metrics_per_micro_batch: found {self.metrics_per_micro_batch}, but the logits that they "
+                "need are released before backward; expected holds_logits = 'as they are' or 'in fp32'"
+            )
+        return self
+
+
+def apply_trainer(model: ModelSpec, table: TrainerTable) -> ModelSpec:
+    """The model with the loss and attention that the trainer runs."""
+    if table == TrainerTable.model_construct():
+        return model
+    loss = {"num_metrics": table.metrics_per_micro_batch, "holds_logits": table.holds_logits}
+    attention = {"unpads": table.unpads_attention, "host_waits": table.reads_sequence_lengths}
+    blocks = (
+        replace(block, modules=_replace_op_specs(block.modules, Attention, attention))
+        for block in model.blocks
+    )
+    return replace(model, after=_replace_op_specs(model.after, Loss, loss), blocks=tuple(blocks))
+
+
+def _replace_op_specs(
+    modules: tuple[Module, ...], kind: type[Any], changes: dict[str, Any]
+) -> tuple[Module, ...]:
+    return tuple(
+        replace(module, op_spec=replace(module.op_spec, **changes))
+        if isinstance(module.op_spec, kind)
+        else module
+        for module in modules
+    )
+
+
+def _whole(value: float) -> float:
+    """Raises ValueError for a part of a sequence."""
+    if value != int(value):
+        raise ValueError(f"found {value:g}, expected a whole number")
+    return value
+
+
+class CostTable(StrictTable):
+    """`[cost]`: prices and power."""
+
+    gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="money per GPU and hour; left out: no bill"
+    )
+    currency: str = Field(default="USD", description="the money's name")
+    tokens: Annotated[Tokens, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="tokens to train on; left out: the bill is of one step",
+    )
+    samples: Annotated[Tokens, Field(ge=1, allow_inf_nan=False), AfterValidator(_whole)] | None = Field(
+        default=None,
+        description="sequences of the data set; left out: `tokens`",
+    )
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1.0, description="how often `tokens` or `samples` are trained on"
+    )
+    pue: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=1.0,
+        description="the data centre's power usage effectiveness: energy at its meter over energy "
+        "at its servers",
+    )
+    node_power: Watts = Field(default=0.0, description="what a node draws besides its GPUs")
+
+    @model_validator(mode="after")
+    def _check_length(self) -> CostTable:
+        """Raises ValueError for two lengths of one run, and for epochs without a length."""
+        if self.tokens is not None and self.samples is not None:
+            raise ValueError("found both tokens and samples; expected one of them")
+        if "epochs" in self.model_fields_set and self.tokens is None and self.samples is None:
+            raise ValueError("found epochs of no data set; expected tokens or samples beside them")
+        return self
+
+    @property
+    def given_tokens(self) -> float | None:
+        """Tokens of all epochs. None where `tokens` are not given."""
+        return None if self.tokens is None else self.tokens * self.epochs
+
+    def run_tokens(self, tokens_per_sample: float) -> float | None:
+        """Tokens of all epochs, of samples of so many tokens. None where neither tokens nor samples are
+        given.
+        """
+        return self.given_tokens if self.samples is None else self.samples * self.epochs * tokens_per_sample
+
 
 if TYPE_CHECKING:
-    from zsim.specs.experiment.rl.table import RlTable
+    from zsim.specs.experiment.rl import RlTable
     from zsim.specs.experiment.run.run import TrainingRunTable
 
     _RunTable = TrainingRunTable
     _RlTable = RlTable
 else:
-    _RlTable = Annotated[Any, LazyModel("zsim.specs.experiment.rl.table:RlTable")]
+    _RlTable = Annotated[Any, LazyModel("zsim.specs.experiment.rl:RlTable")]
     _RunTable = Annotated[Any, LazyModel("zsim.specs.experiment.run.run:TrainingRunTable")]
 
 
@@ -290,3 +409,48 @@ def _infer_kind(keys: set[str]) -> str | None:
     if default_kind() in candidates:
         return default_kind()
     return candidates[0] if candidates else None
+
+
+_KINDS = {
+    "tp": "tensor",
+    "pp": "pipeline",
+    "cp": "context",
+    "ep": "expert",
+    "sp": "sequence",
+    "etp": "expert tensor",
+}
+_KEYS = {
+    "tensor": "tensor",
+    "pipeline": "pipeline",
+    "context": "context",
+    "sequence": "sequence_parallel",
+    "expert": "expert",
+    "expert tensor": "expert_tensor",
+}
+
+
+def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
+    """Raises InputError for the first key that asks for a parallelism by another program's name.
+
+    The message gives zsim's own key. `where` names the file (and table).
+    """
+    for key in keys:
+        kind = _kind(key)
+        if kind is None or str(key) == "sequence_parallel":
+            continue
+        raise InputError(f"{where}{key}: unknown key; it is parallelism.{_KEYS[kind]} here")
+
+
+def _kind(key: object) -> str | None:
+    """The kind of parallelism of `tensor_parallel`, `tensor_model_parallel_size`, `tp_degree` and the like.
+
+    None for any other key.
+    """
+    word = str(key).lower().removesuffix("_size").removesuffix("_degree")
+    if word in _KINDS:
+        return _KINDS[word]
+    for ending in ("_model_parallel", "_model_parallelism", "_parallel", "_parallelism"):
+        kind = word.removesuffix(ending).replace("_", " ")
+        if word.endswith(ending) and kind in _KINDS.values():
+            return kind
+    return None

@@ -14,8 +14,7 @@ from zsim.errors import InputError
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.run.run import TrainingRunTable
-from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.trainer import TrainerTable
+from zsim.specs.experiment.tables import CostTable, TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of

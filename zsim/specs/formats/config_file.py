@@ -1,8 +1,10 @@
-"""Files of values by key, as YAML, JSON or TOML."""
+"""Training files of other programs: their settings, values by key (YAML, JSON, TOML), and files they name."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +12,51 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.reading import parse_json, parse_toml, read_user_text
 from zsim.specs.formats.safe_yaml import content_kind, load_yaml
-from zsim.specs.formats.training_file import TrainingFile
+
+
+@dataclass
+class TrainingFile:
+    """The settings in a training file of another program, as dotted keys of an experiment."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that the file gives."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Defaults of its program, which the experiment may replace silently."""
+    cluster_changes: dict[str, Any] = field(default_factory=dict)
+    """Changes of the experiment's cluster, as dotted keys of it, which variables of the environment make."""
+    notes: list[str] = field(default_factory=list)
+    """Keys without effect on a step, or that zsim leaves out."""
+    shard_degree: int | None = None
+    """Ranks that shard the model states. It is resolved once the number of GPUs is known."""
+    global_batch_size: int | None = None
+    """Sequences of a step. It is resolved once the number of GPUs is known."""
+    weight_types: tuple[str, str, bool] | None = None
+    """The type of products, that in which weights are loaded ("" for the products'), and whether adapters are
+    trained. None where the program does not say.
+    """
+    has_pairs: bool = False
+    """Whether a row of its batches is two sequences."""
+    epochs: float | None = None
+    """How often a data set is trained on, where its size is known. None if steps say how far a run goes."""
+    rollout_gpus: int = 0
+    """GPUs that generate and do not train, of those that it has."""
+    program: str | None = None
+    """The name of the program that reads the file."""
+    micro_batches_per_pass: int | None = None
+    """Micro-batches of a pipeline that runs from start to end for each accumulation step."""
+    resolve_stages: Callable[[int], Mapping[str, Any]] | None = None
+    """Maps the number of layers to settings. It is called once the model is known."""
+    resolve_rollout: Callable[[int], None] | None = None
+    """Adds the rollout that belongs to a number of GPUs that train, of a program whose batches are by the
+    GPU. The GPUs that a launcher or the file says train all, and those of engines are beside them.
+    """
+    missing: dict[str, str] = field(default_factory=dict)
+    """Settings whose values cannot be had here, with the reason. The experiment must say them."""
+
+    def note(self, text: str, *, is_first: bool = False) -> None:
+        """Add a note, before the others if it says that another job may be meant."""
+        self.notes.insert(0 if is_first else len(self.notes), f"{self.name}: {text}")
 
 
 def load_file(path: Path, notes: list[str] | None = None) -> Any:
@@ -73,3 +119,37 @@ def read_file(
     file = read_values(path, change_values(load_table(Path(path), repeats), changes))
     file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
     return file
+
+
+_REPOSITORY = (".git", "pyproject.toml", "setup.py")
+_MAX_FOLDERS = 12
+
+
+def locate_named_file(name: str, folder: Path, where: str, expected: str) -> Path:
+    """The file that a training file in `folder` names at `where`.
+
+    It is looked for from the folder itself, from those around it up to the root of its repository, and from
+    the working folder, in this order. Raises InputError that names every place that was tried.
+    """
+    tried: list[Path] = []
+    for start in _starts(folder):
+        candidate = start / os.path.expanduser(name)
+        if candidate in tried:
+            continue
+        if os.path.isfile(candidate):
+            return candidate
+        tried.append(candidate)
+    candidates = ", ".join(str(candidate) for candidate in tried)
+    raise InputError(f"{where}: '{name}': no such file; expected {expected}; tried {candidates}")
+
+
+def _starts(folder: Path) -> Iterator[Path]:
+    absolute = folder.absolute()
+    yield folder
+    folders = [absolute, *absolute.parents][:_MAX_FOLDERS]
+    roots = [
+        number for number, entry in enumerate(folders) if any((entry / mark).exists() for mark in _REPOSITORY)
+    ]
+    if roots:
+        yield from folders[1 : roots[0] + 1]
+    yield Path()

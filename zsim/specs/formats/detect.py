@@ -21,9 +21,8 @@ from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, read_toml
 from zsim.specs.experiment.overrides import apply_overrides
 from zsim.specs.experiment.programs import listed_programs, programs
-from zsim.specs.formats.config_file import flatten
+from zsim.specs.formats.config_file import TrainingFile, flatten
 from zsim.specs.formats.program import ProgramSource, TrainingProgram
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.library import Library
 
 Words = str | Sequence[str]

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
-from zsim.specs.formats.config_file import flatten
+from zsim.specs.formats.config_file import TrainingFile, flatten
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.safe_yaml import load_yaml
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import hub_id_of_path, locate_model, missing_model, preset_of_folder
 
 _NOUNS: Mapping[type, str] = {

@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from zsim.errors import InputError
 from zsim.reading import parse_json, parse_toml, read_text
-from zsim.specs.formats.config_file import read_file
+from zsim.specs.formats.config_file import TrainingFile, read_file
 from zsim.specs.formats.safe_yaml import load_yaml
-from zsim.specs.formats.training_file import TrainingFile
 
 ConfigLocation = Literal["file", "script"]
 YAML_SUFFIXES = (".yaml", ".yml")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zsim.specs.experiment.job import Job
+from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.program import ConfigMapping
-from zsim.specs.formats.training_file import TrainingFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zsim.files import preset_table
 from zsim.reading import NULL
-from zsim.resources import preset_table
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.units import AS_IN_FILES

@@ -30,8 +30,7 @@ from zsim.specs.strategy.experts import (
     load_expert_spreads,
     rank_loads,
 )
-from zsim.specs.strategy.mesh import EXPERT, PIPELINE
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import EXPERT, PIPELINE, ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.requirement import alternatives, phrase
 

@@ -31,8 +31,8 @@ import numpy as np
 from pydantic import Field
 
 from zsim.errors import InputError, did_you_mean
+from zsim.files import PRESETS
 from zsim.operations.grouped_linear import GroupedKernel
-from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
-from zsim.resources import preset_table
+from zsim.files import preset_table
 
 Launches = Literal["per list", "per tensor"]
 

@@ -1,4 +1,4 @@
-"""The frameworks that zsim simulates, by the name that `strategy.kind` gives them.
+"""The frameworks that zsim simulates, by the name that `strategy.kind` gives them, and what each is asked.
 
 A framework is a folder of `zsim.frameworks` whose `__init__.py` has a table of its `ROLES`: the parts of zsim
 that ask frameworks for something, with the module of the folder that answers each. Core looks a framework up
@@ -12,11 +12,56 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from zsim.files import preset_table
+from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
 if TYPE_CHECKING:
-    from zsim.specs.strategy.framework import Framework
     from zsim.specs.strategy.table import StrategyTable
+
+
+Table = TypeVar("Table", bound=StrategyTable)
+Config = TypeVar("Config", bound=StrategyConfig)
+
+MODEL_PARALLEL_KEYS = frozenset(
+    f"parallelism.{name}"
+    for name in (
+        "tensor", "sequence_parallel", "async_tensor", "gather_per_product", "context", "order",
+        "expert", "expert_tensor", "dispatcher", "capacity_factor", "expert_imbalance",
+    )
+)  # fmt: skip
+"""Keys of tensor, context and expert parallelism."""
+PIPELINE_KEYS = frozenset(
+    f"parallelism.{name}"
+    for name in (
+        "pipeline", "schedule", "virtual_stages", "first_stage_less_layers", "last_stage_less_layers",
+        "layers_per_stage", "passes",
+    )
+)  # fmt: skip
+"""Keys of pipelines."""
+
+
+class Framework(Generic[Table, Config]):
+    """A framework, as its folder in `zsim.frameworks` describes it.
+
+    Each method is a question that resolving asks of every framework. Its answer here is that of a framework
+    without anything special, and a framework's own class answers otherwise where it differs.
+    """
+
+    table: type[Table]
+    """Its `[strategy]`."""
+    title: str
+    """The name that validated runs and sentences have for it."""
+    order: int
+    """Its place where frameworks are listed by how they build on each other."""
+    other_names: Mapping[str, str] = {}
+    """What people call it and its settings, in small letters and digits alone, with the keys that say it."""
+    unread_keys: frozenset[str] = frozenset()
+    """Dotted keys of an experiment beside `[strategy]` that it refuses, or tables of which it refuses all
+    keys.
+    """
+
 
 _PACKAGE = "zsim.frameworks"
 
@@ -98,3 +143,23 @@ class _Tables(Mapping[str, "type[StrategyTable]"]):
 
 
 STRATEGIES: Mapping[str, type[StrategyTable]] = _Tables()
+
+
+_PRESET = "choices"
+
+
+def default_kind() -> str:
+    """The kind of an experiment that names none."""
+    kind: str = preset_table(_PRESET)["default_kind"]
+    return kind
+
+
+def values_of(key: str) -> tuple[str, ...]:
+    """The values of a key that names frameworks, or what is theirs."""
+    return tuple(preset_table(_PRESET)["values"][key])
+
+
+def default_workflow() -> str:
+    """The framework of a reinforcement learning that names none."""
+    name: str = preset_table(_PRESET)["default_workflow"]
+    return name

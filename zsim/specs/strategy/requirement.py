@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.resources import preset_table
+from zsim.files import preset_table
 from zsim.specs.strategy.table import StrategyTable
 
 

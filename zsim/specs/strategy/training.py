@@ -1,13 +1,44 @@
-"""The training values that plans are made from."""
+"""The training values that plans are made from.
+
+The kernels that `training.layer_kernels` and `training.cross_entropy` name.
+
+torch's are in `zsim.cost.kernels`. Those of a framework are in the module `kernels` of its folder, in
+`LAYER_KERNELS` and `LOSSES`, so another implementation is one more value there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
 
+from zsim.cost.kernels.layer_kernels import LayerKernelSet
+from zsim.cost.kernels.losses import LOSSES, LossKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.images import SampledImages, SampledLengths
-from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
+from zsim.specs.strategy.registry import kinds_with, role_of
+
+_MODULE, _COMPILED = "kernels", LayerKernelSet()
+
+
+@cache
+def layer_kernel_sets() -> Mapping[str, LayerKernelSet]:
+    """torch.compile's kernels of layers, and those in the folders of frameworks, by name."""
+    return {_COMPILED.name: _COMPILED} | _sets_of_frameworks("LAYER_KERNELS")
+
+
+@cache
+def losses() -> Mapping[str, LossKernelSet]:
+    """The implementations of cross-entropy by name, torch's before those in the folders of frameworks."""
+    return LOSSES | _sets_of_frameworks("LOSSES")
+
+
+def _sets_of_frameworks(table: str) -> dict[str, Any]:
+    tables: Iterator[Mapping[str, Any]] = (role_of(kind, _MODULE, table, {}) for kind in kinds_with(_MODULE))
+    return dict(chain.from_iterable(sets.items() for sets in tables))
+
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
@@ -152,3 +183,18 @@ class TrainingConfig:
     @property
     def micro_batch_tokens(self) -> int:
         return self.sequence_length * self.micro_batch_size
+
+
+HOPPER = 9.0  # compute capability
+LARGE_WORKSPACE = 2**25
+NUM_HANDLES = 2  # one per thread that multiplies: forward's and autograd's
+
+
+def workspace_bytes(capability: float) -> int:
+    """Bytes of the workspace of one handle on its stream: 2 x 4 MiB and 8 x 16 KiB, from Hopper on 32 MiB.
+
+    torch holds them from 2.0 on, without `CUBLAS_WORKSPACE_CONFIG` (ATen/cuda/CublasHandlePool.cpp, and
+    8,519,680 bytes after one product on an A10G: pytorch/pytorch issue 95668). Before, cuBLAS has its own of
+    about as much.
+    """
+    return LARGE_WORKSPACE if capability >= HOPPER else 2 * 2**22 + 8 * 2**14

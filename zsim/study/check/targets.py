@@ -19,8 +19,8 @@ from typing import Any, Literal
 from zsim.api import simulate
 from zsim.comparison.comparison import STEP_RANGE
 from zsim.errors import InputError
+from zsim.files import CHECKOUT
 from zsim.reading import MAX_TOML_BYTES, parse_json, parse_toml, read_text
-from zsim.resources import CHECKOUT
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.user_code import UserCode
 from zsim.study.check.baseline import CheckRow

@@ -23,10 +23,9 @@ from zsim.files import make_folder, write_atomically
 from zsim.reading import read_bytes
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import build_experiment, resolve_paths
+from zsim.specs.experiment.load import build_experiment, parse_setting, resolve_paths
 from zsim.specs.experiment.overrides import set_dotted_key
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import parse_setting
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key

@@ -14,13 +14,13 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.report.views.result import Column, Displayable
 from zsim.report.views.text.plain import paragraph, table
-from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.source import ExperimentSource, experiment_of, plain_table
+from zsim.specs.experiment.load import ExperimentSource, experiment_of, plain_table
+from zsim.specs.experiment.tables import CostTable
 from zsim.specs.messages import validate_table
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.presets import server_of_gpu, topology_preset_names
 from zsim.specs.prices import PRICES, PriceList, read_prices
-from zsim.specs.strategy.choices import default_kind, values_of
+from zsim.specs.strategy.registry import default_kind, values_of
 from zsim.study.progress import Counts
 from zsim.study.rent.search import (
     ClusterQuestion,

@@ -19,15 +19,21 @@ from zsim.errors import InputError
 from zsim.report.energy import RunCost, run_cost
 from zsim.report.job_features import framework_title
 from zsim.specs.experiment.load import build_experiment
-from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.tables import CostTable, Experiment
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.prices import Price
 from zsim.study.differences import range_of_row, verdict_of_row
-from zsim.study.tune.axes import Candidate, coarse_choices, divisors, micro_batch_choice, structure_of
+from zsim.study.tune.axes import (
+    Candidate,
+    base_of,
+    change_kind,
+    coarse_choices,
+    divisors,
+    micro_batch_choice,
+    structure_of,
+)
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.framework import MICRO_BATCH, AxisChoice, Base
-from zsim.study.tune.settings import base_of, change_kind
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 
 # Global batches of Llama 2 (Touvron et al. 2023, arXiv 2307.09288): 4M tokens in pretraining (table 1), 64

@@ -33,10 +33,9 @@ from zsim.engine.replay import collective_of, messages_of, shift_of
 from zsim.errors import InputError, NotSimulatedError
 from zsim.fabric.folding.classes import JobPlacement, refine_classes
 from zsim.fabric.messages import Pairs, pair_name
-from zsim.plan.ops import Collective, Group
+from zsim.plan.ops import Collective, Group, RecordedWork
 from zsim.plan.recorded.infer import POINT_TO_POINT
 from zsim.plan.recorded.rank import RecordedRank
-from zsim.plan.recorded_work import RecordedWork
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Gpu

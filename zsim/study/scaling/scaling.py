@@ -21,9 +21,8 @@ from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.files import check_folder
 from zsim.report.framework import report_role
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import change_experiment
+from zsim.specs.experiment.load import ExperimentSource, change_experiment, experiment_of
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import is_shared, range_of_row, verdict_of_row

@@ -26,10 +26,9 @@ from zsim.report.views.result import (
     table_of,
 )
 from zsim.report.views.text.plain import WIDTH, paragraph, text_table
-from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.specs.experiment.load import change_experiment
+from zsim.specs.experiment.job import gpus_label, strategy_label
+from zsim.specs.experiment.load import ExperimentSource, change_experiment, experiment_of
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.rollouts import drop_rollout
 from zsim.study.sensitivity.runs import (

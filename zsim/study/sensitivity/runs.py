@@ -21,7 +21,7 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.report.views.result import Column, ResultTable, Section
 from zsim.report.views.text.plain import paragraph, text_table
-from zsim.specs.experiment.run.storage import resolve_storage
+from zsim.specs.experiment.run.run import resolve_storage
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_duration
 

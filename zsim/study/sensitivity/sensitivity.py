@@ -18,11 +18,11 @@ from zsim.explain.job import step_work
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes, usable_bytes
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.rl.table import RlTable
+from zsim.specs.experiment.rl import RlTable
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.lazy_model import Table
 from zsim.specs.topology.node_links import require_identical_nodes
 from zsim.study.rollouts import changed_numbers, turned_numbers
 from zsim.study.search import least_factor

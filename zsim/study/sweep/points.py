@@ -13,11 +13,14 @@ from pydantic import BaseModel
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.specs.cluster.files import check_hardware_key, load_cluster
 from zsim.specs.experiment.load import build_experiment
-from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.tables import Experiment, SimulationTable
-from zsim.specs.experiment.trainer import TrainerTable
+from zsim.specs.experiment.tables import (
+    CostTable,
+    Experiment,
+    SimulationTable,
+    TrainerTable,
+    refuse_parallelisms,
+)
 from zsim.specs.experiment.training.table import TrainingTable
-from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.registry import STRATEGIES
 from zsim.study.sweep.study_file import LABEL, Expression, Rule, Study, flatten, nested_value
 

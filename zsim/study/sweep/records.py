@@ -19,13 +19,12 @@ from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.explain.report_of import report_of_step
-from zsim.files import make_folder, write_atomically
+from zsim.files import PACKAGE, make_folder, write_atomically
 from zsim.goodput.goodput import simulate_prepared
 from zsim.goodput.prepared import prepare
 from zsim.goodput.result import SimulatedRun
 from zsim.report.framework import report_role
 from zsim.report.report import Report
-from zsim.resources import PACKAGE
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library

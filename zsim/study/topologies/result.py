@@ -15,7 +15,7 @@ from zsim.report.views.html.page import page, plot, render
 from zsim.report.views.meanings import COMMUNICATION
 from zsim.report.views.result import DisplayableList, Figures, ResultTable, Section, columns_of, table_of
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.study.topologies import bench, figures
 from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
 from zsim.study.topologies.drawing import MAX_NODES

@@ -23,7 +23,7 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
+from zsim.specs.strategy.parallelism import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
 from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error

@@ -49,9 +49,8 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, job_topology, slowest_gpu_slowdown
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.mesh import CONTEXT, DATA, TENSOR
 from zsim.specs.strategy.optimizers import optimizer_of
-from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism import CONTEXT, DATA, TENSOR, ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 from zsim.specs.topology.topology import Topology
 from zsim.study.tune.framework import bounds_of

@@ -30,8 +30,7 @@ from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS
 from zsim.specs.experiment.run.run import TrainingRunTable
-from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.tables import CostTable, Experiment
 from zsim.study.differences import verdict_of_row
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.records import Identities, Record

@@ -14,8 +14,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.choices import values_of
-from zsim.specs.strategy.registry import role_of
+from zsim.specs.strategy.registry import role_of, values_of
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
 MICRO_BATCH, ACCUMULATION = "training.micro_batch_size", "training.gradient_accumulation_steps"

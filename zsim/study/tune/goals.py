@@ -19,7 +19,16 @@ from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import verdict_of_row
 from zsim.study.search import least_number
-from zsim.study.tune.axes import LOSSES, Candidate, candidates, divisors, structure_of
+from zsim.study.tune.axes import (
+    LOSSES,
+    Candidate,
+    base_of,
+    candidates,
+    change_kind,
+    divisors,
+    resize_base,
+    structure_of,
+)
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds, least_days
 from zsim.study.tune.explain import differing_axes
 from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of
@@ -34,7 +43,6 @@ from zsim.study.tune.search import (
     search,
     split_losses,
 )
-from zsim.study.tune.settings import base_of, change_kind, resize_base
 from zsim.validated.verdict import Verdict
 
 _MAXIMUM = 2**17  # limit of sequences per micro-batch, layers, and multiples of _TOKENS in a sequence

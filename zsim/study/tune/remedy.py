@@ -27,18 +27,17 @@ from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import ResidentMemory, largest_ratio, peak_bytes, resident_memory, tier_usage
 from zsim.plan.ops import Plan
 from zsim.report.memory import Remedy
-from zsim.report.views.text.sentences import SHARDING
+from zsim.report.views.text.plain import SHARDING
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import num_experts
 from zsim.specs.model.spec import ModelSpec
-from zsim.study.tune.axes import Candidate, choices_of, structure_of
+from zsim.study.tune.axes import Candidate, base_of, choices_of, structure_of, value_of
 from zsim.study.tune.bounds import block_kinds, plan_seconds
 from zsim.study.tune.degrees import EXPERT, PIPELINE, TENSOR
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import script_changes
 from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of
-from zsim.study.tune.settings import base_of, value_of
 
 LORA = "training.lora.rank"
 _MAX_DEGREES = 24  # each is a plan, and the first ones that fit are wanted

@@ -23,7 +23,7 @@ from zsim.report.views.result import (
     table_of,
 )
 from zsim.report.views.text.plain import paragraph, text_table
-from zsim.specs.experiment.labels import gpus_label
+from zsim.specs.experiment.job import gpus_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.study.differences import format_step_range, is_distinguishable, range_of_row, verdict_of_row

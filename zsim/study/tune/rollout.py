@@ -16,7 +16,7 @@ from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.report.views.result import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.specs.experiment.load import change_experiment
-from zsim.specs.experiment.rl.table import RlTable
+from zsim.specs.experiment.rl import RlTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.rollouts import total_gpus
 from zsim.units import format_seconds

@@ -10,14 +10,14 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
-from zsim.report.views.text.sentences import format_remedy
+from zsim.report.views.text.plain import format_remedy
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.run.run import TrainingRunTable
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES
 from zsim.study.progress import Counts
 from zsim.study.search import least_gpus
-from zsim.study.tune.axes import LOSSES, PARALLELISM, Candidate, axis_names
+from zsim.study.tune.axes import LOSSES, PARALLELISM, Candidate, axis_names, base_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, differing_axes, explain, needed_steps
 from zsim.study.tune.framework import Base, degree_kinds, tuning_of
@@ -25,7 +25,6 @@ from zsim.study.tune.goals import GOALS, LONGEST, Question, Verifier, simulate_s
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.result import TuneResult
 from zsim.study.tune.search import SearchResult, other_numerics
-from zsim.study.tune.settings import base_of
 
 ALL_AXES = "all"  # as an axis to keep: every axis
 BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little

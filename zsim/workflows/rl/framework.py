@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.experiment.rl.table import Algorithm, Batching, Placement, Transport
+from zsim.specs.experiment.rl import Algorithm, Batching, Placement, Transport
 from zsim.specs.strategy.registry import role_of, workflow_names
 from zsim.workflows.rl.packing import Fill
 

@@ -15,7 +15,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.rl.table import RlTable, Transport
+from zsim.specs.experiment.rl import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
 from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack

@@ -1,11 +1,21 @@
-"""The answer of an RL step."""
+"""The answer of an RL step.
+
+The intervals of 80 % of an RL step and of its phases, by errors of published ones.
+
+Each end is one of split conformal prediction: of n factors in order, that of place 0.9 (n + 1), or the last
+where there are too few. Only rows to which constants may be fitted are counted, so that rows that are there
+to report errors tell whether the intervals hold (validation/rl/README.md). Constants of steps, trainers and
+rollouts were fitted to the same rows, which then lie about as often on either side: the larger factor is for
+both ends.
+`python -m validation.rl.calibration` prints the factors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +23,9 @@ from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
 from zsim.report.energy import bill
 from zsim.report.views.result import Displayable
-from zsim.report.views.text.plain import named_columns, paragraph, table
-from zsim.report.views.text.sentences import missing_memory
-from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.specs.experiment.source import ExperimentSource, experiment_of
+from zsim.report.views.text.plain import missing_memory, named_columns, paragraph, table
+from zsim.specs.experiment.job import gpus_label, strategy_label
+from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.units import format_bytes, format_gpus, format_seconds
 from zsim.validated.memory import MemoryErrors
 from zsim.validated.validation import format_range
@@ -33,8 +42,48 @@ from zsim.workflows.rl.memory import (
     remedies,
 )
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
-from zsim.workflows.rl.spread import STEP, phase_spread
 from zsim.workflows.rollout.limits import BLOCK_TOKENS
+
+
+class PhaseSpread(NamedTuple):
+    """Factors from what is simulated to the ends of its interval."""
+
+    below: float
+    """What is simulated, over the least that is to be expected."""
+    above: float
+    """The most that is to be expected, over what is simulated."""
+
+    def range_of(self, seconds: float) -> tuple[float, float]:
+        """The interval about `seconds`."""
+        return seconds / self.below, seconds * self.above
+
+
+STEP = PhaseSpread(1.39, 1.39)
+"""13 steps, of NeMo-RL and of verl."""
+PASSES = PhaseSpread(1.64, 1.64)
+"""21 phases of verl's trainer: updates, old log-probabilities and the reference."""
+ROLLOUT = PhaseSpread(1.26, 1.26)
+"""Seven rollouts of verl."""
+_COPIED = PhaseSpread(1.56, 4.4)
+SYNCS: Mapping[str, PhaseSpread] = {
+    "ipc": _COPIED,
+    "broadcast": _COPIED,
+    "filesystem": _COPIED,
+    "reshard": PhaseSpread(1.29, 1.48),
+    "host": PhaseSpread(1.14, 1.13),
+}
+"""By transport: 22 syncs by handles or broadcasts of several releases of verl, 13 of NeMo-RL from shard to
+shard, 6 of checkpoint-engine from host memory. A file system, of which there are none, is as the first."""
+
+
+def phase_spread(phase: str, transport: str) -> PhaseSpread:
+    """The spread of a phase. Those without published times have the step's."""
+    if phase == "weight_sync":
+        return SYNCS[transport]
+    if phase in ("training", "old_logprobs", "reference", "values"):
+        return PASSES
+    return ROLLOUT if phase == "rollout" else STEP
+
 
 PHASES = (
     "rollout", "old_logprobs", "reference", "values", "training", "weight_sync", "offload", "reward", "other",

@@ -23,7 +23,7 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.errors import InputError
-from zsim.specs.experiment.rl.table import DEFAULT_SIGMA, LengthLaw, RlLengthsTable, RlTable
+from zsim.specs.experiment.rl import DEFAULT_SIGMA, LengthLaw, RlLengthsTable, RlTable
 
 _NORMAL = NormalDist()
 _BISECTIONS = 60

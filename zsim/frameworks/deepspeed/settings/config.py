@@ -23,7 +23,7 @@ from zsim.frameworks.deepspeed.settings.zero_schema import (
     OffloadParamBlock,
     ZeroBlock,
 )
-from zsim.specs.strategy.framework import Framework
+from zsim.specs.strategy.registry import Framework
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import Precision
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from zsim.cost.memory.parameters import flat_numel
+from zsim.cost.memory import flat_numel
 from zsim.frameworks.deepspeed.expert_libraries import AUTOEP
 from zsim.frameworks.deepspeed.settings.config import ZeroConfig
 from zsim.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, norm_kernels, scale_kernels
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.optimizers import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.drive_files import drive_access
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip

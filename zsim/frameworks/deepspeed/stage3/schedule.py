@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from zsim.cost.kernels.update import cast_kernels
-from zsim.cost.memory.parameters import quantisation_bytes
+from zsim.cost.memory import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.muon import momentum_dtype, muon_shapes, orthogonalise_sub_group
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
@@ -38,7 +38,7 @@ from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.shared.optimizer import partition_states
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
+from zsim.specs.strategy.parallelism import EXPERT, EXPERT_DATA
 
 
 class Zero3Schedule(Zero3Gradients):

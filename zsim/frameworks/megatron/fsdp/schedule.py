@@ -45,7 +45,7 @@ from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradient
 from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Parameter
-from zsim.specs.strategy.mesh import EXPERT_DATA
+from zsim.specs.strategy.parallelism import EXPERT_DATA
 
 TIED = "tied head's gradient"
 FORWARD, BACKWARD = 1, -1

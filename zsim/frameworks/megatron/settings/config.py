@@ -34,11 +34,10 @@ from zsim.frameworks.megatron.settings.precision_aware import (
     resolve_precision_aware,
 )
 from zsim.frameworks.megatron.settings.table import NEWEST_CORE, MegatronTable
-from zsim.specs.cluster.cublas import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, workspace_bytes
-from zsim.specs.strategy.framework import Framework
+from zsim.specs.strategy.registry import Framework
 from zsim.specs.strategy.requirement import SettingRequirement, check_requirements
 from zsim.specs.strategy.table import StrategyConfig
-from zsim.specs.strategy.training import TrainingConfig
+from zsim.specs.strategy.training import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, TrainingConfig, workspace_bytes
 
 _DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
 _FIRST_CORE_RELEASE, _INSTANCES_RELEASE = (0, 4), (0, 10)

@@ -29,7 +29,7 @@ from zsim.report.views.meanings import (
     span_meaning,
     text_on,
 )
-from zsim.trace.drives import DIRECTIONS, DriveRates
+from zsim.trace.trace import DIRECTIONS, DriveRates
 from zsim.units import format_bytes, format_rate, format_seconds
 
 _MAX_POINTS = 1500

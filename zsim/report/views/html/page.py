@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from zsim.files import TEMPLATES
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.result import Bar, ResultTable, Section
-from zsim.resources import TEMPLATES
 from zsim.version import __version__
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from zsim.specs.lazy_model import FiniteTable
-from zsim.specs.strategy.choices import values_of
+from zsim.specs.strategy.registry import values_of
 from zsim.specs.strategy.requirement import left_out, phrase
 from zsim.units import DURATION, Bytes, Duration, parse_quantity
 

@@ -25,10 +25,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
-from zsim.resources import PRESETS
+from zsim.files import PRESETS
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.cluster.table import Table
-from zsim.specs.lazy_model import FiniteTable
+from zsim.specs.lazy_model import FiniteTable, Table
 from zsim.specs.messages import raise_input_error
 from zsim.units import Duration
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.files import PRESETS
 from zsim.reading import read_user_text
-from zsim.resources import PRESETS
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.requirement import phrase

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from zsim.errors import InputError, did_you_mean
-from zsim.resources import preset_table
+from zsim.files import preset_table
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES, training_of
 from zsim.specs.experiment.training.table import TrainingTable

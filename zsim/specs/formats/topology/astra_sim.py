@@ -13,7 +13,7 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.formats.safe_yaml import load_yaml
-from zsim.specs.formats.topology.imported_topology import ImportedTopology
+from zsim.specs.formats.topology.new_file import ImportedTopology
 
 _KINDS = ("Ring", "Switch", "FullyConnected")
 _KEYS = ("topology", "npus_count", "bandwidth", "latency")

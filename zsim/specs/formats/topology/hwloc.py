@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.imported_topology import ImportedTopology
+from zsim.specs.formats.topology.new_file import ImportedTopology
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.imported_topology import ImportedTopology, gigabits, natural_order
+from zsim.specs.formats.topology.new_file import ImportedTopology, gigabits, natural_order
 
 _LANE_GBPS = {
     "SDR": 2.5,

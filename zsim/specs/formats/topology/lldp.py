@@ -16,7 +16,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.formats.topology.imported_topology import ImportedTopology, gigabits, natural_order
+from zsim.specs.formats.topology.new_file import ImportedTopology, gigabits, natural_order
 
 _KEY = re.compile(r"^(?:([^\s:]+):\s*)?lldp\.(\S+?)\.(via|chassis|port)(\.[^=]*)?=(.*)$")
 _PLAIN = re.compile(

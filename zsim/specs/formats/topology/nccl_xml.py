@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.imported_topology import ImportedTopology
+from zsim.specs.formats.topology.new_file import ImportedTopology
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

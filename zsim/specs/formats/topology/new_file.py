@@ -1,9 +1,11 @@
-"""A new topology file over a preset: the fabric in few words, commented."""
+"""Topology files: what an import reads, and a new file over a preset, the fabric in few words, commented."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_toml
@@ -11,6 +13,30 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.network import KEYS
 from zsim.specs.formats.toml import toml_text
+
+Tables = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTopology:
+    """An imported topology: tables over the preset `base`, keys of the top level, and notes for the user."""
+
+    base: str
+    description: str
+    tables: Tables
+    top: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts node9 before node10."""
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def gigabits(rate: float) -> str:
+    """Gb/s as files have it."""
+    return f"{rate:g} Gb/s"
+
 
 _COMMENTS = {
     "extends": "GPUs, NVLink, PCIe, host and drives as there",

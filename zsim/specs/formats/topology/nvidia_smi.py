@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.imported_topology import ImportedTopology, natural_order
+from zsim.specs.formats.topology.new_file import ImportedTopology, natural_order
 
 _CELL = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS)$")
 _MAXIMUM = 512

@@ -18,9 +18,9 @@ from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.topology.astra_sim import read_astra_sim
 from zsim.specs.formats.topology.hwloc import is_hwloc, read_hwloc
 from zsim.specs.formats.topology.ibnetdiscover import read_ibnetdiscover
-from zsim.specs.formats.topology.imported_topology import ImportedTopology
 from zsim.specs.formats.topology.lldp import is_lldp, read_lldp
 from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
+from zsim.specs.formats.topology.new_file import ImportedTopology
 from zsim.specs.formats.topology.nvidia_smi import is_nvidia_smi, is_rocm_smi, read_nvidia_smi, read_rocm_smi
 from zsim.specs.formats.topology.slurm import read_slurm_topology
 

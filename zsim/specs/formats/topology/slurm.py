@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.imported_topology import ImportedTopology
+from zsim.specs.formats.topology.new_file import ImportedTopology
 
 _MAX_NODES = 20_000
 _PART = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")

@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from zsim.files import preset_table
 from zsim.operations.operation import Operation
 from zsim.operations.router import Router, ScoreFunction
-from zsim.resources import preset_table
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
     activation,

@@ -1,20 +1,58 @@
-"""Bytes of the state tensors that an optimizer makes for one tensor.
+"""The state tensors that an optimizer makes for one tensor, and the kernels of an update.
 
-All rules are functions of the tensor's part on the rank (`UpdatedTensor`) and of the type it is stored in.
-Scalars (the step's number, 4 bytes a tensor) are left out.
+All rules for the bytes of states are functions of the tensor's part on the rank (`UpdatedTensor`) and of the
+type it is stored in. Scalars (the step's number, 4 bytes a tensor) are left out.
 
 An update in one pass reads and writes the parameter and every state, and reads the gradient: fused AdamW 28
 bytes per parameter in fp32. `EXTRA` counts what goes beyond that.
+
+# [Note: Newton-Schulz]
+Muon's products, and the work of one matrix's update: torch 2.13 optim/_muon.py `_single_tensor_muon` and
+`_zeropower_via_newtonschulz`: momentum, its Nesterov sum, a cast to bf16, a norm and a division, then five
+rounds of
+
+    A = X X^T
+    B = b A + c A A
+    X = a X + B X
+
+of an m x n matrix with m <= n (a tall one is transposed before), so 5 (4 m^2 n + 2 m^3) FLOPs in bf16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, prod
+from typing import Self
 
-from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.update import OptimizerImplementation, cast_kernels, optimizer_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.strategy.optimizers import OPTIMIZERS, optimizer_of
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatedTensor:
+    """A tensor's part on a rank."""
+
+    shape: tuple[int, ...]
+    """The shape of the part. Flat parts are vectors."""
+    full_shape: tuple[int, ...] = ()
+    """The shape of the full tensor."""
+    is_matrix: bool = False
+    """A weight of a hidden layer, for optimizers that treat those differently (Muon): two dimensions, and
+    neither an embedding nor the head.
+    """
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @classmethod
+    def flat(cls, numels: Iterable[int]) -> list[Self]:
+        """Vectors of `numels` elements, as flattening frameworks give them to the optimizer."""
+        return [cls((numel,)) for numel in numels]
+
 
 StateRule = Callable[[UpdatedTensor, str], tuple[int, ...]]
 
@@ -142,3 +180,92 @@ def state_tensors(name: str, tensors: Sequence[UpdatedTensor], dtype: str = "fp3
     """
     rule = STATES[optimizer_of(name).name]
     return tuple(size for tensor in tensors for size in rule(tensor, dtype) if size)
+
+
+Kernels = tuple[Kernel, ...]
+
+
+def update_kernels(
+    name: str,
+    tensors: Sequence[UpdatedTensor],
+    implementation: OptimizerImplementation = "fused",
+    *,
+    gradient_dtype: str = "fp32",
+    stored_dtype: str = "fp32",
+    low_precision_copy: bool = False,
+) -> Kernels:
+    """The update of `tensors`, which are stored in `stored_dtype`. With `low_precision_copy` a cast writes
+    16-bit weights afterwards. An unsharded matrix is orthogonalised by Muon here. Matrices in parts are the
+    plan's work.
+
+    Raises what `optimizer_of` raises.
+    """
+    numel = sum(tensor.numel for tensor in tensors)
+    if not numel:
+        return ()
+    optimizer = optimizer_of(name)
+    if optimizer.is_torch_list:
+        return optimizer_kernels(
+            numel, name, implementation, num_tensors=len(tensors), gradient_dtype=gradient_dtype,
+            state_dtype=stored_dtype, low_precision_copy=low_precision_copy,
+        )  # fmt: skip
+    casts = cast_kernels(numel, stored_dtype, "bf16") if low_precision_copy else ()
+    if name == "muon":
+        return (*_muon(tensors, implementation, gradient_dtype, stored_dtype), *casts)
+    master, gradient = DTYPE_BYTES[stored_dtype], DTYPE_BYTES[gradient_dtype]
+    passes, readings, kernels = EXTRA.get(name, (0, 0, 0))
+    moved_bytes = numel * ((2 + passes) * master + (1 + readings) * gradient)
+    moved_bytes += 2 * sum(state_tensors(name, tensors, stored_dtype))
+    launches = 1 if optimizer.launches == "per list" else len(tensors) * (1 + kernels)
+    return (Kernel("optimizer", 0.0, float(moved_bytes), "fp32", (), launches), *casts)
+
+
+def _muon(
+    tensors: Sequence[UpdatedTensor],
+    implementation: OptimizerImplementation,
+    gradient_dtype: str,
+    stored_dtype: str,
+) -> Kernels:
+    """Each matrix by itself (torch has no foreach for Muon), the rest by AdamW."""
+    kernels: list[Kernel] = []
+    for tensor in tensors:
+        if tensor.is_matrix:
+            kernels += elementwise_kernels(tensor.numel, stored_dtype, gradient_dtype)
+            kernels += orthogonalisation_kernels(tensor.shape[0], tensor.shape[1])
+    vectors = [tensor for tensor in tensors if not tensor.is_matrix]
+    adamw_kernels = optimizer_kernels(
+        sum(tensor.numel for tensor in vectors), "adamw", implementation, num_tensors=len(vectors),
+        gradient_dtype=gradient_dtype, state_dtype=stored_dtype,
+    )  # fmt: skip
+    return (*kernels, *adamw_kernels)
+
+
+STEPS = 5  # DEFAULT_NS_STEPS
+
+
+def orthogonalisation_kernels(rows: int, columns: int) -> tuple[Kernel, ...]:
+    """The five rounds on a whole matrix."""
+    short, long = sorted((rows, columns))
+    return iteration_kernels(short, long) * STEPS
+
+
+def iteration_kernels(short: int, long: int) -> tuple[Kernel, Kernel, Kernel]:
+    """The three products of a round on X, `short x long`."""
+    gram = product(short, short, long, 0)
+    update = product(short, short, short, short * short)
+    return gram, update, product(short, long, short, short * long)
+
+
+def elementwise_kernels(numel: int, stored_dtype: str, gradient_dtype: str) -> tuple[Kernel, ...]:
+    """Everything around the products, for `numel` elements: `buf.lerp_(grad)`, `grad.lerp(buf)`, the cast to
+    bf16, the norm, the division, decay of the weights, the scaled add."""
+    p, g, low = DTYPE_BYTES[stored_dtype], DTYPE_BYTES[gradient_dtype], 2
+    momentum = 2 * p + g + (2 * g + p)
+    bytes_per_element = momentum + (g + low) + low + 2 * low + 2 * p + (2 * p + low)
+    return (Kernel("optimizer", 0.0, float(numel * bytes_per_element), "fp32", (), 8),)
+
+
+def product(m: int, n: int, k: int, added: int) -> Kernel:
+    """m x k by k x n in bf16, plus a tensor of `added` elements read for `addmm`."""
+    m, n, k = max(m, 1), max(n, 1), max(k, 1)
+    return Kernel("gemm", 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n + added), "bf16", (m, n, k), 1)

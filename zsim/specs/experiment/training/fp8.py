@@ -1,4 +1,8 @@
-"""The recipe of fp8 training that an experiment asks for, checked against its GPU and framework."""
+"""The recipe of fp8 training that an experiment asks for, checked against its GPU and framework.
+
+The model's products then know how fp8 training treats them: which weights are quantised, which norm writes
+what a product reads, and which layers stay in 16 bits.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,67 @@ from zsim.operations.operation import Role
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import TrainingTable
-from zsim.specs.model.fp8_layers import mark_fp8_layers
-from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Norm
 from zsim.specs.strategy.fp8 import TORCHAO_RECIPES, TRANSFORMER_ENGINE_RECIPES, Fp8, Fp8Recipe
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
+
+
+def mark_fp8_layers(
+    model: ModelSpec, *, first_in_bf16: int = 0, last_in_bf16: int = 0, fuses_norms: bool = False
+) -> ModelSpec:
+    """The model with the weights of its blocks' products marked, and with products in bf16 in the blocks at
+    its ends.
+
+    `fuses_norms` makes a norm and the product after it one layer, as Transformer Engine's LayerNormLinear.
+    """
+    count = len(model.blocks)
+    marked_blocks: dict[tuple[int, bool], Block] = {}
+    blocks = []
+    for number, block in enumerate(model.blocks):
+        is_end = number < first_in_bf16 or number >= count - last_in_bf16
+        key = id(block), is_end
+        if key not in marked_blocks:
+            marked_blocks[key] = (
+                _keep_block_in_bf16(block) if is_end else _quantize_block(block, fuses_norms=fuses_norms)
+            )
+        blocks.append(marked_blocks[key])
+    return replace(model, blocks=tuple(blocks))
+
+
+def unmark_fp8_layers(model: ModelSpec) -> ModelSpec:
+    """The model as it was before `mark_fp8_layers`."""
+    return model.map_blocks(lambda block: replace(block, modules=tuple(map(_unmark_module, block.modules))))
+
+
+def _unmark_module(module: Module) -> Module:
+    parameters = tuple(replace(parameter, in_fp8=False) for parameter in module.parameters)
+    return replace(module, op_spec=module.op_spec.unmark_fp8(), parameters=parameters)
+
+
+def _keep_block_in_bf16(block: Block) -> Block:
+    modules = [replace(module, op_spec=module.op_spec.keep_in_bf16()) for module in block.modules]
+    return replace(block, modules=tuple(modules))
+
+
+def _quantize_block(block: Block, *, fuses_norms: bool) -> Block:
+    modules: list[Module] = []
+    for module in block.modules:
+        op_spec = module.op_spec
+        if isinstance(op_spec, Linear) and op_spec.takes_fp8 and not module.is_adapter_product:
+            marked = tuple(
+                replace(parameter, in_fp8=True) if len(parameter.shape) == 2 else parameter
+                for parameter in module.parameters
+            )
+            before = modules[-1].op_spec if modules else None
+            if fuses_norms and isinstance(before, Norm):
+                modules[-1] = replace(modules[-1], op_spec=replace(before, writes_fp8=True))
+                op_spec = replace(op_spec, follows_norm=True)
+            module = replace(module, op_spec=op_spec, parameters=marked)
+        modules.append(module)
+    return replace(block, modules=tuple(modules))
+
 
 # The least compute capability of each recipe: Transformer Engine 2.17 pytorch/quantization.py
 # (`_compute_fp8_support` and those after it), torchtitan v0.2.2 components/quantization/float8.py.

@@ -36,8 +36,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StrictBool, field_validator, model_validator
 
 from zsim.specs.lazy_model import StrictTable
-from zsim.specs.strategy.choices import default_workflow
-from zsim.specs.strategy.registry import workflow_names
+from zsim.specs.strategy.registry import default_workflow, workflow_names
 from zsim.specs.strategy.table import Count
 from zsim.units import Bytes, Duration
 

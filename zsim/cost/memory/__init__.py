@@ -1,1 +1,0 @@
-"""Bytes of parameters, and what checkpointed blocks keep."""

@@ -1,1 +1,0 @@
-"""The optimizers by name: bytes of their states, work of their update, the frameworks that take them."""
