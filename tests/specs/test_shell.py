@@ -15,6 +15,8 @@ from zsim.programs.shell import run_script
 SCRIPTS = {
     "continued lines": "show --a 1 \\\n  --b 2 # words\n",
     "a comment ends with its line": "# --x \\\n# --y \\\nA=1\nshow $A\n",
+    "devices, counted": "D=4,5,6\nA=$(echo \"$D\" | awk -F',' '{print NF}')\nshow $A\n",
+    "devices by lines": "D=4,5,6\nshow $(echo $D | tr ',' '\\n' | wc -l)\n",
     "an array": "A=(--x 1 # words\n  --y 'two words')\nshow ${A[@]}\n",
     "an array in quotes": "A=(--x 'two words')\nshow \"${A[@]}\" --z\n",
     "an array that grows": 'A=(--x)\nA+=(--y 2)\nA+=("--z 3")\nshow ${A[@]}\n',
@@ -76,6 +78,11 @@ def test_words_are_those_of_bash(name: str) -> None:
     ran = subprocess.run(["bash", "-c", shows + SCRIPTS[name]], capture_output=True, text=True, check=True)
     mine = ["".join(f"<{word}>" for word in words) for words in words_of(SCRIPTS[name])]
     assert mine == ran.stdout.splitlines()
+
+
+def test_a_file_may_end_with_a_continued_line() -> None:
+    """bash reads no word behind it, in a file."""
+    assert words_of("show --a 1 \\") == [["--a", "1"]]
 
 
 def test_unset_variables_stand_for_themselves() -> None:

@@ -102,6 +102,9 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     is_full = _is_full(values)
     is_quantised = _is_quantised(values, is_full=is_full)
     read_model(values, "model", is_quantised=is_quantised)
+    if values.has("reward_funcs") and not values.has("rlhf_type"):
+        values.values["rlhf_type"] = "grpo"
+        file.note("rlhf_type: taken as grpo, the only one that has reward_funcs")
     is_grpo = values.get("rlhf_type") == "grpo"
     _read_batch(values, is_grpo=is_grpo)
     weights = weights_type(values, "torch_dtype")
@@ -136,6 +139,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if is_grpo:
         read_rollout(values)
     else:
+        if values.has("external_plugins"):
+            file.note("external_plugins: code of one's own is left out, though a step may depend on it")
         _read_preferences(values, is_full=is_full)
     _read_task(values, is_full=is_full)
     _read_machines(values)
