@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
@@ -45,6 +46,10 @@ MEGATRON_KEYS = (
 ENGINE_NAMES = {
     FSDP: "engine", MEGATRON: "engine", OPTIM: "optim", MODEL: "model",
     f"{ACTOR}.ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
+}  # fmt: skip
+SFT_NAMES = {
+    FSDP: "model.fsdp_config", f"{MODEL}.path": "model.partial_pretrain", MODEL: "model",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
 }  # fmt: skip
 HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
@@ -162,6 +167,9 @@ _KEYS = (
         ("trainer.n_gpus_per_node", int, "GPUs of a node", "gpus"),
     ),
 )  # fmt: skip
+_SHARED_NAMES = (
+    "enable_gradient_checkpointing", "use_liger", "lora_rank", "lora_alpha", "target_modules", "model_dtype",
+)  # fmt: skip
 # Of trainer/config/sft_trainer.yaml, which has a model and data of its own.
 _SFT_KEYS = (
     ProgramKey("data.max_length", int, "fine-tuning: tokens of a sequence", "training.sequence_length"),
@@ -175,22 +183,13 @@ _SFT_KEYS = (
     ),
     ProgramKey("model.partial_pretrain", str, "fine-tuning: the model", "model"),
     ProgramKey("model.strategy", str, "fine-tuning: fsdp or fsdp2", "strategy.kind"),
-    ProgramKey(
-        "model.enable_gradient_checkpointing", bool, "fine-tuning: whether blocks are computed again",
-        "training.activation_checkpointing", is_plain=True, values={True: "full", False: "none"},
-        default=True,
-    ),
-    ProgramKey(
-        "model.use_liger", bool, "fine-tuning: Liger's kernels", "training.liger", is_plain=True,
-        values={True: True, False: None},
-    ),
-    ProgramKey("model.lora_rank", int, "fine-tuning: rank of the adapters", "training.lora.rank"),
-    ProgramKey("model.lora_alpha", (int, float), "fine-tuning: their scale", "training.lora.alpha"),
-    ProgramKey("model.target_modules", (str, list), "fine-tuning: what gets one", "training.lora.targets"),
-    ProgramKey(
-        "model.fsdp_config.model_dtype", str, "fine-tuning: the type that parameters are kept in",
-        "training.stored_dtype", is_plain=True,
-        values=_DTYPES, default="fp32",
+    *(
+        replace(
+            key, key=key.key.replace(FSDP, "model.fsdp_config").replace(MODEL, "model"),
+            meaning=f"fine-tuning: {key.meaning}", tuned=None,
+        )
+        for key in _KEYS
+        if key.key.rpartition(".")[2] in _SHARED_NAMES
     ),
     *declare(
         ("model.fsdp_config.cpu_offload", bool, "fine-tuning: states on the host", "strategy.cpu_offload"),

@@ -341,24 +341,6 @@ def _model_ranks(file: TrainingFile) -> int:
     return ranks
 
 
-def _set_fsdp(file: TrainingFile, strategy: str) -> None:
-    """Set the types, the reductions in each micro-batch, and the units of all trainers of verl's."""
-    file.settings |= {
-        "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
-        "strategy.param_dtype": "bf16",
-        "strategy.reduce_dtype": "fp32",
-        "training.optimizer_implementation": "foreach",
-    }
-    file.defaults["strategy.no_sync"] = False
-    if strategy == "fsdp2":
-        file.defaults["strategy.wrapping"] = "huggingface"
-
-
-def _read_context(keys: FileValues, key: str) -> None:
-    if (context := keys.count(key, 1)) > 1:
-        keys.file.settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
-
-
 def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
     """FSDP1 or FSDP2, which reduce after every micro-batch, in fp32, and prefetch as torch does."""
     settings = keys.file.settings
@@ -368,7 +350,15 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
             f"{keys.file.name}: {FSDP}.dtype: zsim does not simulate {product_dtype} of verl's; expected "
             f"bfloat16"
         )
-    _set_fsdp(keys.file, strategy)
+    settings |= {
+        "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
+        "strategy.param_dtype": "bf16",
+        "strategy.reduce_dtype": "fp32",
+        "training.optimizer_implementation": "foreach",
+    }
+    keys.file.defaults["strategy.no_sync"] = False
+    if strategy == "fsdp2":
+        keys.file.defaults["strategy.wrapping"] = "huggingface"
     keys.read(f"{FSDP}.mixed_precision.param_dtype", f"{FSDP}.mixed_precision.reduce_dtype")
     keys.read(f"{FSDP}.model_dtype", f"{MODEL}.enable_gradient_checkpointing")
     keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
@@ -395,7 +385,8 @@ def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
         settings["strategy.forward_prefetch"] = keys.get(f"{FSDP}.forward_prefetch", False)
         keys.ignore(f"{FSDP}.offload_policy")
     _check_optimizer(keys, "AdamW")
-    _read_context(keys, f"{ACTOR}.ulysses_sequence_parallel_size")
+    if (context := keys.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1)) > 1:
+        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
     _note_offloads(keys, FSDP)
 
 
@@ -447,19 +438,15 @@ def _check_optimizer(keys: FileValues, usual: str) -> None:
         )
 
 
-def _read_adapters(keys: FileValues, model: str = MODEL, dtype: str = f"{FSDP}.model_dtype") -> bool:
-    """Read the adapters below `model`. FSDP keeps frozen weights as trained ones are loaded, of type `dtype`.
-
-    Returns whether there are any.
-    """
-    rank, alpha = keys.get(f"{model}.lora_rank", 0), keys.get(f"{model}.lora_alpha", 16)
-    targets = keys.get(f"{model}.target_modules", "all-linear")
+def _read_adapters(keys: FileValues) -> None:
+    """Read the adapters. FSDP keeps frozen weights as trained ones are loaded."""
+    rank, alpha = keys.get(f"{MODEL}.lora_rank", 0), keys.get(f"{MODEL}.lora_alpha", 16)
+    targets = keys.get(f"{MODEL}.target_modules", "all-linear")
     if rank > 0:
         keys.file.settings |= adapter_settings(rank, alpha, targets)
         is_sharded = keys.file.settings["strategy.kind"] != "megatron"
-        if is_sharded and keys.get(dtype, "fp32") in ("fp32", "float32"):
+        if is_sharded and keys.get(f"{FSDP}.model_dtype", "fp32") in ("fp32", "float32"):
             keys.file.settings["training.frozen_dtype"] = "fp32"
-    return bool(rank > 0)
 
 
 def read_engine_values(
@@ -474,7 +461,7 @@ def read_engine_values(
         raise NotSimulatedError(
             f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp or megatron"
         )
-    file = TrainingFile(name, program="verl")
+    data = resolve_references(data)
     engine, optim, model = (dict(_section(name, data, key)) for key in ("engine", "optim", "model"))
     strategy = engine.pop("strategy", backend)
     strategies = [entry for entry in _STRATEGIES if entry.startswith(backend)]
@@ -496,99 +483,125 @@ def read_engine_values(
     }
     rest = {key: value for key, value in data.items() if key not in ("engine", "model")}
     values = {**rest, "actor_rollout_ref": {"model": model, "actor": actor}}
-    keys = FileValues.nested(file, resolve_references(values), KEYS, _SFT_IDLE)
-    try:
-        _read_engine(keys, backend, strategy, gpus)
-    except (InputError, NotSimulatedError) as error:
-        raise type(error)(_file_keys(str(error))) from None
-    file.notes = [_file_keys(note) for note in file.notes]
-    return file
-
-
-def _file_keys(text: str) -> str:
-    """A message with the keys of a file of fine-tuning for those of an actor, as which it is read."""
-    for key, name in verl_keys.ENGINE_NAMES.items():
-        text = text.replace(key, name)
-    return text
-
-
-def _read_engine(keys: FileValues, backend: str, strategy: str, gpus: int | None) -> None:
-    """The settings of fine-tuning whose keys stand where those of an actor do."""
-    file = keys.file
-    if gpus is None and keys.has("trainer.n_gpus_per_node"):
-        gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 1)
-    if gpus is not None:
-        file.settings["gpus"] = gpus
-    gpus = gpus or 8
-    keys.ignore("checkpoint", f"{ACTOR}.strategy", f"{MODEL}.use_remove_padding")
-    keys.read_model(f"{MODEL}.path")
-    keys.read(f"{MODEL}.use_liger", "optim.clip_grad")
-    file.settings["training.precision"] = "bf16"
-    if backend == "megatron":
-        _read_megatron(keys)
-    else:
-        _read_fsdp(keys, strategy, gpus)
-        _read_activation_offload(keys)
-    length, sequences = keys.count("data.max_length", 1024), keys.count("data.train_batch_size", 256)
-    micro = keys.count("data.micro_batch_size_per_gpu", 4)
-    if keys.get("data.use_dynamic_bsz", True):
-        tokens = keys.count("data.max_token_len_per_gpu", 8192) * file.settings.get("parallelism.context", 1)
-        micro = _whole_sequences(tokens // length, max(1, sequences * _model_ranks(file) // gpus))
-    file.settings |= {"training.sequence_length": length, "training.micro_batch_size": micro}
-    file.global_batch_size = sequences
-    file.epochs = keys.count("trainer.total_epochs", 4)
-    _read_adapters(keys)
-    file.note("every sequence is taken at data.max_length, its longest: training.lengths says otherwise")
-    keys.finish()
+    return _read_tuning(name, values, verl_keys.ENGINE_NAMES, strategy, gpus)
 
 
 def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
-    """verl's fine-tuning by overrides, of a command line called `name`.
+    """verl's fine-tuning without an engine, by overrides, of a command line called `name`.
 
     Read in `trainer/fsdp_sft_trainer.py`, `trainer/config/sft_trainer.yaml` and
     `utils/dataset/sft_dataset.py`, which pads every sequence to `data.max_length`.
 
     Raises InputError for values that verl refuses, NotSimulatedError for what zsim does not simulate.
     """
-    file = TrainingFile(name, program="verl")
-    keys = FileValues.nested(file, resolve_references(data), KEYS, _SFT_IDLE)
-    settings = file.settings
-    strategy = keys.get("model.strategy", "fsdp2")
-    if not keys.has("model.strategy"):
-        file.note(
-            "model.strategy: taken as fsdp2, the default since May 2025, before which there was FSDP1 alone"
-        )
+    data = resolve_references(data)
+    model, sizes = dict(_section(name, data, "model")), _section(name, data, "data")
+    strategy = model.pop("strategy", None) or "fsdp2"
     if strategy not in ("fsdp", "fsdp2"):
         raise NotSimulatedError(
             f"{name}: model.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
         )
-    keys.read_model("model.partial_pretrain")
-    keys.read("model.enable_gradient_checkpointing", "model.use_liger", "optim.clip_grad")
-    keys.refuse("model.lora_adapter_path", "adapters whose rank a checkpoint says")
-    keys.refuse("model.fsdp_config.wrap_policy.min_num_params", "verl's units by size")
-    settings |= {
-        "training.sequence_length": keys.count("data.max_length", 1024),
-        "training.micro_batch_size": keys.count("data.micro_batch_size_per_gpu", 4),
-        "training.precision": "bf16",
-    }
-    _set_fsdp(file, strategy)
-    if keys.has("data.micro_batch_size") and not keys.has("data.micro_batch_size_per_gpu"):
+    if "micro_batch_size" in sizes and "micro_batch_size_per_gpu" not in sizes:
         raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
+    further = dict(_section(name, model, "fsdp_config"))
+    actor = {
+        "strategy": strategy,
+        "ulysses_sequence_parallel_size": data.get("ulysses_sequence_parallel_size"),
+        "fsdp_config": {key: further.pop(key, None) for key in ("model_dtype", "wrap_policy")},
+    }
+    renamed = {"path": model.pop("partial_pretrain", None), "fsdp_config": further}
+    values = {**data, "actor_rollout_ref": {"model": {**model, **renamed}, "actor": actor}}
+    return _read_tuning(name, values, verl_keys.SFT_NAMES, strategy, None)
+
+
+def _read_tuning(
+    name: str, values: Mapping[str, Any], names: Mapping[str, str], strategy: str, gpus: int | None
+) -> TrainingFile:
+    """Fine-tuning, whose keys have been put where those of an actor stand. `names` are those in the file."""
+    file = TrainingFile(name, program="verl")
+    keys = FileValues.nested(file, values, KEYS, _SFT_IDLE)
+    try:
+        if names is verl_keys.ENGINE_NAMES:
+            _read_engine(keys, strategy, gpus)
+        else:
+            _read_sft(keys, strategy)
+    except (InputError, NotSimulatedError) as error:
+        raise type(error)(_file_keys(str(error), names)) from None
+    file.notes = [_file_keys(note, names) for note in file.notes]
+    return file
+
+
+def _file_keys(text: str, names: Mapping[str, str]) -> str:
+    """A message with the keys of a file of fine-tuning for those of an actor, as which it is read."""
+    for key, own in names.items():
+        text = text.replace(key, own)
+    return text
+
+
+def _read_engine(keys: FileValues, strategy: str, gpus: int | None) -> None:
+    """Fine-tuning by an engine, which packs micro-batches by tokens."""
+    file = keys.file
+    if gpus is None and keys.has("trainer.n_gpus_per_node"):
+        gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 1)
+    if gpus is not None:
+        file.settings["gpus"] = gpus
+    gpus = gpus or 8
+    keys.ignore("checkpoint", f"{MODEL}.use_remove_padding")
+    if strategy == "megatron":
+        _read_megatron(keys)
+    else:
+        _read_fsdp(keys, strategy, gpus)
+        _read_activation_offload(keys)
+    length, sequences = _read_tuned(keys)
+    if keys.get("data.use_dynamic_bsz", True):
+        tokens = keys.count("data.max_token_len_per_gpu", 8192) * file.settings.get("parallelism.context", 1)
+        micro = _whole_sequences(tokens // length, max(1, sequences * _model_ranks(file) // gpus))
+        file.settings["training.micro_batch_size"] = micro
+    file.note("every sequence is taken at data.max_length, its longest: training.lengths says otherwise")
+    keys.finish()
+
+
+def _read_sft(keys: FileValues, strategy: str) -> None:
+    """Fine-tuning by FSDP alone."""
+    file = keys.file
+    if not keys.has("model.strategy"):
+        file.note(
+            "model.strategy: taken as fsdp2, the default since May 2025, before which there was FSDP1 alone"
+        )
+    keys.refuse("model.lora_adapter_path", "adapters whose rank a checkpoint says")
+    _read_fsdp(keys, strategy, 1)
+    _read_tuned(keys)
+    offloads = keys.get("model.fsdp_config.offload_params", False)
+    if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
+        file.settings["strategy.cpu_offload"] = True
     if keys.has("data.micro_batch_size"):
         file.note(
             "data.micro_batch_size: older releases cut it over the ranks; micro_batch_size_per_gpu counts"
         )
-    file.global_batch_size = keys.count("data.train_batch_size", 256)
-    file.epochs = keys.count("trainer.total_epochs", 4)
-    keys.read("model.fsdp_config.model_dtype")
-    offloads = keys.get("model.fsdp_config.offload_params", False)
-    if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
-        settings["strategy.cpu_offload"] = True
-    _read_context(keys, "ulysses_sequence_parallel_size")
-    has_adapters = _read_adapters(keys, "model", "model.fsdp_config.model_dtype")
-    if has_adapters and strategy == "fsdp":
+    if strategy == "fsdp" and any(key.startswith("training.lora") for key in file.settings):
         file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
     is_packed = keys.values.get("use_remove_padding") is True
     file.note(f"every sequence is {'taken at' if is_packed else 'padded to'} data.max_length")
+    keys.ignore(
+        "model", "ulysses_sequence_parallel_size",
+        *(f"{MODEL}.fsdp_config.{key}" for key in ("cpu_offload", "offload_params")),
+    )  # fmt: skip
     keys.finish()
-    return file
+
+
+def _read_tuned(keys: FileValues) -> tuple[int, int]:
+    """Read what both trainers have, behind the engine. Returns tokens of a sequence, sequences of a step."""
+    file = keys.file
+    keys.ignore(f"{ACTOR}.strategy")
+    keys.read_model(f"{MODEL}.path")
+    keys.read(f"{MODEL}.use_liger", "optim.clip_grad")
+    length, sequences = keys.count("data.max_length", 1024), keys.count("data.train_batch_size", 256)
+    file.settings |= {
+        "training.precision": "bf16",
+        "training.sequence_length": length,
+        "training.micro_batch_size": keys.count("data.micro_batch_size_per_gpu", 4),
+    }
+    file.global_batch_size = sequences
+    file.epochs = keys.count("trainer.total_epochs", 4)
+    _read_adapters(keys)
+    return length, sequences
