@@ -156,10 +156,16 @@ def _started(launch: Launch) -> TrainingFile:
 
 def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
     """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
-    from zsim.programs.verl.read import read_engine_values, read_sft_values, read_values
+    from zsim.programs.verl.read import read_values
+    from zsim.programs.verl.tuning import read_engine_values, read_sft_values
 
     is_sft = launch.target.endswith(_VERL_SFT)
     is_engine = launch.target.endswith(_VERL_ENGINE_SFT)
+    if launch.target == "verl.trainer.main":  # EasyR1's, which takes a file and overrides
+        changes = _assignments(loose)
+        if isinstance(config := changes.pop("config", None), str):
+            path = locate_named_file(config, launch.folder, launch.where, "EasyR1's file")
+            return read_values(str(path), change_values(load_table(path), changes))
     is_read = is_sft or is_engine or launch.target.endswith(_VERL_TRAINERS)
     if not is_read or ".vla." in launch.target:
         raise NotSimulatedError(

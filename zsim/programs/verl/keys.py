@@ -51,6 +51,55 @@ SFT_NAMES = {
     FSDP: "model.fsdp_config", f"{MODEL}.path": "model.partial_pretrain", MODEL: "model",
     f"{ACTOR}.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
 }  # fmt: skip
+# EasyR1's keys (b44b311 verl/trainer/config.py, verl/workers/) -> verl's of the same meaning. Its defaults
+# where they are not verl's, what makes another job of it, and what no step depends on.
+EASY_R1 = {
+    "data.rollout_batch_size": "data.train_batch_size", "data.mini_rollout_batch_size": "data.gen_batch_size",
+    **{f"data.max_{part}_length": f"data.max_{part}_length" for part in ("prompt", "response")},
+    "worker.actor.model.model_path": f"{MODEL}.path",
+    "worker.actor.model.enable_gradient_checkpointing": f"{MODEL}.enable_gradient_checkpointing",
+    **{f"worker.actor.model.lora.{name}": f"{MODEL}.lora_{name}" for name in ("rank", "alpha")},
+    "worker.actor.model.lora.target_modules": f"{MODEL}.target_modules",
+    "worker.actor.padding_free": f"{MODEL}.use_remove_padding",
+    "worker.actor.global_batch_size": f"{ACTOR}.ppo_mini_batch_size",
+    "worker.actor.micro_batch_size_per_device_for_update": f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+    "worker.actor.micro_batch_size_per_device_for_experience": f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    "worker.actor.max_grad_norm": f"{ACTOR}.grad_clip", "worker.actor.ppo_epochs": f"{ACTOR}.ppo_epochs",
+    "worker.actor.ulysses_size": f"{ACTOR}.ulysses_sequence_parallel_size",
+    "worker.actor.fsdp.enable_full_shard": f"{FSDP}.reshard_after_forward",
+    "worker.actor.fsdp.torch_dtype": f"{FSDP}.model_dtype",
+    "worker.actor.fsdp.fsdp_size": f"{FSDP}.fsdp_size",
+    "worker.actor.fsdp.mp_param_dtype": f"{FSDP}.mixed_precision.param_dtype",
+    "worker.actor.fsdp.mp_reduce_dtype": f"{FSDP}.mixed_precision.reduce_dtype",
+    "worker.actor.offload.offload_params": f"{FSDP}.param_offload",
+    "worker.actor.offload.offload_optimizer": f"{FSDP}.optimizer_offload",
+    "worker.ref.fsdp.enable_cpu_offload": f"{REFERENCE}.fsdp_config.param_offload",
+    "worker.rollout.n": f"{ROLLOUT}.n", "worker.rollout.name": f"{ROLLOUT}.name",
+    "worker.rollout.tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
+    "worker.rollout.gpu_memory_utilization": f"{ROLLOUT}.gpu_memory_utilization",
+    "worker.rollout.enforce_eager": f"{ROLLOUT}.enforce_eager",
+    "worker.rollout.max_num_batched_tokens": f"{ROLLOUT}.max_num_batched_tokens",
+    "algorithm.online_filtering": "algorithm.filter_groups.enable",
+}  # fmt: skip
+EASY_R1_DEFAULTS = {
+    "data.train_batch_size": 512, "data.max_prompt_length": 512, "data.max_response_length": 512,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 16,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.6, f"{ROLLOUT}.max_num_batched_tokens": 8192,
+    f"{MODEL}.lora_alpha": 64, "algorithm.adv_estimator": "grpo",
+}  # fmt: skip
+EASY_R1_REFUSED = {
+    "worker.actor.optim.strategy": "an optimizer of EasyR1's besides adamw",
+    "worker.actor.strategy": "another engine of EasyR1's than fsdp",
+    "worker.actor.model.freeze_vision_tower": "a frozen tower of EasyR1's; expected training.frozen",
+}
+EASY_R1_IDLE = silent_keys(
+    """
+    worker.reward* worker.ref* worker.critic* worker.rollout* worker.actor.optim.* worker.actor.clip_ratio*
+    worker.actor.tau_* worker.actor.loss_* worker.actor.use_torch_compile worker.actor.model.trust_remote_code
+    worker.actor.model.tokenizer_path worker.actor.fsdp.enable_rank0_init worker.actor.fsdp.use_orig_params
+    worker.actor.fsdp.mp_buffer_dtype
+    """
+)
 HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
 _KEYS = (

@@ -12,7 +12,7 @@ class Verl(MarkedProgram):
     file_nouns = ("verl YAML",)
     reads = "a verl YAML"
     release = "verl of January 2026 (b178a3cd)"
-    recognised_by = "`actor_rollout_ref`"
+    recognised_by = "`actor_rollout_ref`, or EasyR1's `worker` with actor and rollout"
 
 
 PROGRAM = Verl()
