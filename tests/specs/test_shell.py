@@ -28,6 +28,7 @@ SCRIPTS = {
     "arithmetic": "N=8\nM=$((N*4))\nshow $(( ${N} * 2 + M / 3 - 1 ))\n",
     "an empty variable": 'E=""\nshow a $E b "$E" c\n',
     "quotes within words": "A='p q'\nshow --x=\"$A\"r 's'\"t\" u\\ v\n",
+    "a lock": 'D=$(mktemp -u)\nif mkdir "$D"; then show a; rmdir "$D"; else show b; fi\n',
     "a condition": 'T=fp8\nif [[ "$T" == "fp8" ]]; then A=(--fp8); else A=(--bf16); fi\nshow ${A[@]}\n',
     "its other branch": "T=1\nif [ $T -gt 1 ]; then\n A=1\nelif [ $T = 2 ]; then A=2; else A=3; fi\nshow $A",
     "both must hold": 'A=x\nif [[ -n "$A" && "$A" != "y" ]]; then show yes; else show no; fi\n',

@@ -255,7 +255,7 @@ class _Runner:
                 clauses[-1][1].append(token.text)
         condition_value: bool | None = True
         for connective, words in clauses:
-            outcome = self._test(words)
+            outcome = words[:1] == ["mkdir"] or self._test(words)  # a lock that the first node has
             if outcome is None and is_noted:
                 self.script.notes.append(f"condition not followed: {' '.join(words)[:60]}")
             condition_value = (
@@ -267,8 +267,6 @@ class _Runner:
         if words and words[0] == "!":
             inner = self._test(words[1:])
             return None if inner is None else not inner
-        if words[:1] == ["mkdir"]:
-            return True  # a lock that the first node has
         texts = [self.script.variables.expand_text(word, unset="") for word in words]
         if len(texts) == 1:
             return bool(texts[0]) if words[0][:1] in "$\"'" else {"true": True, "false": False}.get(texts[0])
