@@ -75,8 +75,8 @@ def table() -> tuple[Marks, ...]:
 
 def marked_programs() -> dict[str, MarkedProgram]:
     """The programs of which the table says all, by their folders."""
-    found = [MarkedProgram(marks) for marks in table() if marks.reads]
-    return {program.folder: program for program in found}
+    rows = [MarkedProgram(marks) for marks in table() if marks.reads]
+    return {program.folder: program for program in rows}
 
 
 def marks_of(source: ProgramSource) -> Marks | None:

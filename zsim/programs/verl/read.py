@@ -92,7 +92,7 @@ def _read_easy_r1(name: str, data: Mapping[str, Any]) -> TrainingFile:
             raise NotSimulatedError(f"{name}: {key}: found {value!r}: zsim does not simulate {feature}")
     said = {key: verl_keys.EASY_R1[key] for key in values if key in verl_keys.EASY_R1}
     mapped: dict[str, Any] = dict(verl_keys.EASY_R1_DEFAULTS)
-    mapped |= {other: value for key, other in said.items() if (value := values.pop(key)) is not None}
+    mapped |= {target: value for key, target in said.items() if (value := values.pop(key)) is not None}
     is_host = values.pop("worker.actor.fsdp.enable_cpu_offload", False) is True
     if values.pop("worker.actor.dynamic_batching", True) is not False:
         caps = (mapped["data.max_prompt_length"], mapped["data.max_response_length"])
@@ -109,8 +109,8 @@ def _read_easy_r1(name: str, data: Mapping[str, Any]) -> TrainingFile:
         file = read_values(name, change_values({}, {**others, **mapped}))
     except (InputError, NotSimulatedError) as error:
         message = str(error)
-        for key, other in verl_keys.EASY_R1.items():
-            message = message.replace(other, key)
+        for key, target in verl_keys.EASY_R1.items():
+            message = message.replace(target, key)
         raise type(error)(message) from None
     file.settings["training.optimizer_implementation"] = "fused"
     file.settings.pop("training.frozen_dtype", None)  # in bf16

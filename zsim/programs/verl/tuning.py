@@ -131,8 +131,8 @@ def _read_tuning(
 
 def _file_keys(text: str, names: Mapping[str, str]) -> str:
     """A message with the keys of a file of fine-tuning for those of an actor, as which it is read."""
-    for key, own in names.items():
-        text = text.replace(key, own)
+    for key, file_key in names.items():
+        text = text.replace(key, file_key)
     return text
 
 
