@@ -587,9 +587,12 @@ def test_easy_r1_is_verl_by_other_names(tmp_path: Path) -> None:
     assert any("not read: worker.actor.fsdp.torch_dtyp" in note for note in found.notes)
     fixed = read(write(tmp_path, EASY_R1.replace("  actor:\n", "  actor:\n    dynamic_batching: false\n")))
     assert there(fixed.rl).micro_batch_tokens is None
+    plain = read(write(tmp_path, EASY_R1.replace("adv_estimator: grpo", "adv_estimator: rloo")))
+    assert there(plain.rl).algorithm == "rloo"
     for old, new, words in (
         ("{rank: 32", "{rank: many", r"worker\.actor\.model\.lora\.rank: found 'many', expected a whole"),
         ("global_batch_size: 64", "global_batch_size: []", r"worker\.actor\.global_batch_size: found \[\]"),
+        ("for_update: 2", "for_update: 0", r"worker\.actor\.micro_batch_size_per_device_for_update: found 0"),
         ("nnodes: 1}", "val_only: true}", "trains nothing"),
     ):
         with pytest.raises(InputError, match=words):

@@ -87,6 +87,9 @@ EASY_R1_DEFAULTS = {
     f"{ROLLOUT}.gpu_memory_utilization": 0.6, f"{ROLLOUT}.max_num_batched_tokens": 8192,
     f"{MODEL}.lora_alpha": 64, "algorithm.adv_estimator": "grpo",
 }  # fmt: skip
+EASY_R1_SIZES = (
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu", "data.max_prompt_length", "data.max_response_length",
+)  # fmt: skip
 EASY_R1_REFUSED = {
     "worker.actor.optim.strategy": "an optimizer of EasyR1's besides adamw",
     "worker.actor.strategy": "another engine of EasyR1's than fsdp",

@@ -84,29 +84,28 @@ def _read_easy_r1(name: str, data: Mapping[str, Any]) -> TrainingFile:
     Read in EasyR1 b44b311: verl/workers/actor/config.py, fsdp_workers.py (`_build_model_optimizer`) and
     actor/dp_actor.py (`update_policy`, whose micro-batches have the tokens of so many longest samples).
     """
-    data = resolve_references(data)
-    values = dict(flatten(data))
+    values = dict(flatten(resolve_references(data)))
     for key, feature in verl_keys.EASY_R1_REFUSED.items():
         value = values.pop(key, None)
         if value not in (None, False, "adamw", "default", "fsdp"):
             raise NotSimulatedError(f"{name}: {key}: found {value!r}: zsim does not simulate {feature}")
-    said = {key: verl_keys.EASY_R1[key] for key in values if key in verl_keys.EASY_R1}
-    mapped: dict[str, Any] = dict(verl_keys.EASY_R1_DEFAULTS)
-    mapped |= {target: value for key, target in said.items() if (value := values.pop(key)) is not None}
+    others = {key: value for key, value in values.items() if key.partition(".")[0] != "worker"}
+    mapped: dict[str, Any] = {**verl_keys.EASY_R1_DEFAULTS, **others}
+    for key, target in verl_keys.EASY_R1.items():
+        if (value := values.pop(key, None)) is not None:
+            mapped[target] = value
     is_host = values.pop("worker.actor.fsdp.enable_cpu_offload", False) is True
+    excluded = values.pop("worker.actor.model.lora.exclude_modules", None)
     if values.pop("worker.actor.dynamic_batching", True) is not False:
-        caps = (mapped["data.max_prompt_length"], mapped["data.max_response_length"])
-        sizes = (mapped[f"{ACTOR}.ppo_micro_batch_size_per_gpu"], *caps)
-        if all(isinstance(size, int) for size in sizes):  # of another kind they are refused below
+        sizes = [mapped[key] for key in verl_keys.EASY_R1_SIZES]
+        if all(isinstance(size, int) and size > 0 for size in sizes):  # others are refused by their keys
             mapped |= {
                 f"{ACTOR}.use_dynamic_bsz": True,
-                f"{ACTOR}.ppo_max_token_len_per_gpu": sizes[0] * sum(caps),
+                f"{ACTOR}.ppo_max_token_len_per_gpu": sizes[0] * (sizes[1] + sizes[2]),
             }
-    excluded = values.pop("worker.actor.model.lora.exclude_modules", None)
-    mapped[f"{ACTOR}.use_kl_loss"] = values.pop("algorithm.disable_kl", False) is not True
+    mapped[f"{ACTOR}.use_kl_loss"] = mapped.pop("algorithm.disable_kl", False) is not True
     try:
-        others = {key: value for key, value in values.items() if key.partition(".")[0] != "worker"}
-        file = read_values(name, change_values({}, {**others, **mapped}))
+        file = read_values(name, change_values({}, mapped))
     except (InputError, NotSimulatedError) as error:
         message = str(error)
         for key, target in verl_keys.EASY_R1.items():
@@ -118,9 +117,8 @@ def _read_easy_r1(name: str, data: Mapping[str, Any]) -> TrainingFile:
         file.settings["strategy.cpu_offload"] = True
     if excluded and "training.lora.rank" in file.settings:
         file.settings["training.lora.exclude"] = str(excluded)
-    unread = [key for key in values.keys() - others.keys() if key not in verl_keys.EASY_R1_IDLE]
-    if unread:
-        file.note(f"not read: {', '.join(sorted(unread))}")
+    if unread := [key for key in values if key not in others and key not in verl_keys.EASY_R1_IDLE]:
+        file.note(f"not read: {', '.join(unread)}")
     return file
 
 
@@ -347,7 +345,7 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
     sequences = prompts * responses
     file.global_batch_size = sequences
     replicas = max(1, gpus // model_ranks(file))
-    micro = keys.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    micro = keys.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     whole = keys.get(f"{ACTOR}.ppo_micro_batch_size")
     if (tokens := _dynamic_tokens(keys)) is not None:
         micro = whole_sequences(tokens // length, max(1, sequences // replicas))

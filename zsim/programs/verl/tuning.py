@@ -101,7 +101,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         )
     if "micro_batch_size" in sizes and "micro_batch_size_per_gpu" not in sizes:
         raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
-    further = dict(section_of(name, model, "fsdp_config"))
+    further = dict(section_of(f"{name}: model", model, "fsdp_config"))
     actor = {
         "strategy": strategy,
         "ulysses_sequence_parallel_size": data.get("ulysses_sequence_parallel_size"),
