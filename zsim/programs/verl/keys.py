@@ -51,36 +51,33 @@ SFT_NAMES = {
     FSDP: "model.fsdp_config", f"{MODEL}.path": "model.partial_pretrain", MODEL: "model",
     f"{ACTOR}.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
 }  # fmt: skip
-# EasyR1's keys (b44b311 verl/trainer/config.py, verl/workers/) -> verl's of the same meaning. Its defaults
-# where they are not verl's, what makes another job of it, and what no step depends on.
+# EasyR1's sections (b44b311 verl/trainer/config.py, verl/workers/) and verl's of the same meaning, with the
+# names of keys in both. Then its defaults where they are not verl's, what makes another job of it, and what
+# no step depends on.
+_EASY_R1_SECTIONS = (
+    ("data", "data", "rollout_batch_size:train_batch_size mini_rollout_batch_size:gen_batch_size"),
+    ("data", "data", "max_prompt_length max_response_length"),
+    ("worker.actor.model", MODEL, "model_path:path enable_gradient_checkpointing"),
+    ("worker.actor.model.lora", MODEL, "rank:lora_rank alpha:lora_alpha target_modules"),
+    ("worker.actor", MODEL, "padding_free:use_remove_padding"),
+    ("worker.actor", ACTOR, "global_batch_size:ppo_mini_batch_size max_grad_norm:grad_clip ppo_epochs"),
+    ("worker.actor", ACTOR, "micro_batch_size_per_device_for_update:ppo_micro_batch_size_per_gpu"),
+    ("worker.actor", ACTOR, "ulysses_size:ulysses_sequence_parallel_size"),
+    ("worker.actor", ROLLOUT, "micro_batch_size_per_device_for_experience:log_prob_micro_batch_size_per_gpu"),
+    ("worker.actor.fsdp", FSDP, "enable_full_shard:reshard_after_forward torch_dtype:model_dtype fsdp_size"),
+    ("worker.actor.fsdp", f"{FSDP}.mixed_precision", "mp_param_dtype:param_dtype"),
+    ("worker.actor.fsdp", f"{FSDP}.mixed_precision", "mp_reduce_dtype:reduce_dtype"),
+    ("worker.actor.offload", FSDP, "offload_params:param_offload offload_optimizer:optimizer_offload"),
+    ("worker.ref.fsdp", f"{REFERENCE}.fsdp_config", "enable_cpu_offload:param_offload"),
+    ("worker.rollout", ROLLOUT, "n name tensor_parallel_size:tensor_model_parallel_size enforce_eager"),
+    ("worker.rollout", ROLLOUT, "gpu_memory_utilization max_num_batched_tokens"),
+    ("algorithm", "algorithm.filter_groups", "online_filtering:enable"),
+)  # fmt: skip
 EASY_R1 = {
-    "data.rollout_batch_size": "data.train_batch_size", "data.mini_rollout_batch_size": "data.gen_batch_size",
-    **{f"data.max_{part}_length": f"data.max_{part}_length" for part in ("prompt", "response")},
-    "worker.actor.model.model_path": f"{MODEL}.path",
-    "worker.actor.model.enable_gradient_checkpointing": f"{MODEL}.enable_gradient_checkpointing",
-    **{f"worker.actor.model.lora.{name}": f"{MODEL}.lora_{name}" for name in ("rank", "alpha")},
-    "worker.actor.model.lora.target_modules": f"{MODEL}.target_modules",
-    "worker.actor.padding_free": f"{MODEL}.use_remove_padding",
-    "worker.actor.global_batch_size": f"{ACTOR}.ppo_mini_batch_size",
-    "worker.actor.micro_batch_size_per_device_for_update": f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-    "worker.actor.micro_batch_size_per_device_for_experience": f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-    "worker.actor.max_grad_norm": f"{ACTOR}.grad_clip", "worker.actor.ppo_epochs": f"{ACTOR}.ppo_epochs",
-    "worker.actor.ulysses_size": f"{ACTOR}.ulysses_sequence_parallel_size",
-    "worker.actor.fsdp.enable_full_shard": f"{FSDP}.reshard_after_forward",
-    "worker.actor.fsdp.torch_dtype": f"{FSDP}.model_dtype",
-    "worker.actor.fsdp.fsdp_size": f"{FSDP}.fsdp_size",
-    "worker.actor.fsdp.mp_param_dtype": f"{FSDP}.mixed_precision.param_dtype",
-    "worker.actor.fsdp.mp_reduce_dtype": f"{FSDP}.mixed_precision.reduce_dtype",
-    "worker.actor.offload.offload_params": f"{FSDP}.param_offload",
-    "worker.actor.offload.offload_optimizer": f"{FSDP}.optimizer_offload",
-    "worker.ref.fsdp.enable_cpu_offload": f"{REFERENCE}.fsdp_config.param_offload",
-    "worker.rollout.n": f"{ROLLOUT}.n", "worker.rollout.name": f"{ROLLOUT}.name",
-    "worker.rollout.tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
-    "worker.rollout.gpu_memory_utilization": f"{ROLLOUT}.gpu_memory_utilization",
-    "worker.rollout.enforce_eager": f"{ROLLOUT}.enforce_eager",
-    "worker.rollout.max_num_batched_tokens": f"{ROLLOUT}.max_num_batched_tokens",
-    "algorithm.online_filtering": "algorithm.filter_groups.enable",
-}  # fmt: skip
+    f"{section}.{name}": f"{target}.{target_name or name}"
+    for section, target, names in _EASY_R1_SECTIONS
+    for name, _, target_name in (pair.partition(":") for pair in names.split())
+}
 EASY_R1_DEFAULTS = {
     "data.train_batch_size": 512, "data.max_prompt_length": 512, "data.max_response_length": 512,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 16,
