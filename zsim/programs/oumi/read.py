@@ -88,12 +88,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "load_in_8bit": bool(is_quantised) and bits == 8,
     }
     if values.get("fsdp.enable_fsdp"):
-        config = {key: values.get(f"fsdp.{key}", default) for key, default in _FSDP.items()} | {
-            "version": 1,
-            "offload_params": values.get("fsdp.cpu_offload", False),
-            "activation_checkpointing": arguments["gradient_checkpointing"],
-        }
-        arguments |= {"fsdp": "full_shard auto_wrap", "fsdp_config": config, "gradient_checkpointing": False}
+        arguments |= _sharding(values, arguments["gradient_checkpointing"])
     if not arguments["use_peft"]:
         arguments = {key: value for key, value in arguments.items() if not key.startswith("lora_")}
     further = values.pop("training.trainer_kwargs", None) or {}
@@ -111,3 +106,13 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if is_quantised:
         file.note("peft.q_lora: PEFT's preparation, other weights than those in 4 bits in fp32, is left out")
     return file
+
+
+def _sharding(values: Mapping[str, Any], checkpoints: Any) -> dict[str, Any]:
+    """The Trainer's arguments of FSDP, which makes the checkpoints of blocks itself."""
+    config = {key: values.get(f"fsdp.{key}", default) for key, default in _FSDP.items()} | {
+        "version": 1,
+        "offload_params": values.get("fsdp.cpu_offload", False),
+        "activation_checkpointing": checkpoints,
+    }
+    return {"fsdp": "full_shard auto_wrap", "fsdp_config": config, "gradient_checkpointing": False}
