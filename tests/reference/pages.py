@@ -48,6 +48,7 @@ shows the experiment that it means, and `zsim explain KEY` says what a key of th
   simulated are named in every report. Others (paths, logs, seeds, the learning rate) are ignored.
 - Files named in a file are searched for in its folder, the folders above up to the repository's root, and
   the working folder; models among the presets and in the Hub's local cache. Nothing is downloaded.
+- oumi's YAML is read as the keys of TRL that it makes of its own, and EasyR1's as verl's of other names.
 - YAML is read as PyYAML reads it: the last of two equal keys counts (with a note), anchors are followed,
   `${a.b}` is the value at `a.b`.
 

@@ -674,3 +674,48 @@ def test_accelerates_deepspeed_takes_optimizers_that_no_json_has(folder: Path) -
     )
     found = read(f"accelerate launch --config_file zero2.yaml train.py {FLAGS} --optim paged_adamw_8bit")
     assert resolve(found).training.optimizer == "paged-adamw-8bit"
+
+
+def test_overrides_behind_the_name_of_verls_file_are_overrides(folder: Path) -> None:
+    (folder / "sft").mkdir()
+    (folder / "sft" / "turns.yaml").write_text("data: {max_length: 512}\nmodel: {strategy: fsdp}\n")
+    found = read(
+        "torchrun --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer --config-path sft --config-name "
+        "turns.yaml data.max_length=25600 data.train_batch_size=8 data.micro_batch_size_per_gpu=1 "
+        "model.partial_pretrain=Qwen/Qwen3-4B"
+    )
+    training = resolve(found).training
+    assert (training.sequence_length, training.micro_batch_size) == (25600, 1)
+    assert (found.strategy.kind, found.gpus, found.model) == ("fsdp1", 4, "qwen3-4b")
+
+
+def test_any_script_that_names_a_job_config_file_is_torchtitans(folder: Path) -> None:
+    (folder / "job.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 3\nseq_len = 4096\n'
+    )
+    (folder / "run.sh").write_text(
+        "CONFIG_FILE=${CONFIG_FILE:-./job.toml}\n"
+        "srun torchrun --nnodes 2 --nproc_per_node 8 ./train.py --job.config_file ${CONFIG_FILE} "
+        "--training.seq_len 2048 $overrides"
+    )
+    found = read("run.sh")
+    assert (found.program, found.gpus, found.training.micro_batch_size) == ("torchtitan", 16, 3)
+    assert found.training.sequence_length == 2048
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("play.py --solver_deepspeed_path zero3.json", "--solver_deepspeed_path: is a script's own"),
+        ("play.py --num_generations 4", "--num_generations: is a script's own"),
+        ("src/train_grpo.py", "whose name says another job"),
+    ],
+)
+def test_accelerates_scripts_of_another_job_are_refused(folder: Path, script: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read(f"accelerate launch --num_processes 4 {script}", model="llama-3-8b")
+
+
+def test_what_stands_in_the_code_of_accelerates_script_is_named(folder: Path) -> None:
+    found = read("accelerate launch --num_processes 4 play.py --out x", model="llama-3-8b")
+    assert any("play.py: batch, length and what is trained stand in its code" in note for note in found.notes)

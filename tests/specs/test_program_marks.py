@@ -17,6 +17,7 @@ FILES = {
     "verl": "data: {train_batch_size: 8}\nactor_rollout_ref: {actor: {strategy: fsdp}}\n",
     "verl-part": "_target_: verl.workers.config.FSDPEngineConfig\nparam_offload: false\n",
     "nemo-rl": "defaults: base.yaml\npolicy: {model_name: x, precision: bfloat16}\ncluster: {num_nodes: 1}\n",
+    "oumi": "model: {model_name: x}\ntraining: {trainer_type: TRL_SFT}\n",
     "nanotron": "parallelism: {dp: 2, tp: 1, pp: 1}\ntokens: {sequence_length: 8}\n",
     "olmo": "model: {d_model: 8, block_type: sequential}\ndevice_train_microbatch_size: 2\n",
     "llm-foundry": "max_seq_len: 8\nmodel: {name: mpt_causal_lm}\ndevice_train_microbatch_size: 8\n"

@@ -554,3 +554,58 @@ def test_verls_fsdp_reduces_in_the_type_that_the_file_says() -> None:
     assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "bf16")
     with pytest.raises(NotSimulatedError, match=r"mixed_precision\.param_dtype: .* 'fp16'"):
         launched(f"{command} {key}.param_dtype=fp16")
+
+
+EASY_R1 = """\
+data: {max_prompt_length: 1024, max_response_length: 2048, rollout_batch_size: 256}
+algorithm: {adv_estimator: grpo, disable_kl: false}
+worker:
+  actor:
+    global_batch_size: 64
+    micro_batch_size_per_device_for_update: 2
+    model: {model_path: Qwen/Qwen2.5-7B-Instruct, lora: {rank: 32, exclude_modules: .*visual.*}}
+    fsdp: {enable_full_shard: false, enable_rank0_init: true, torch_dtyp: bf16}
+    offload: {offload_params: true}
+  rollout: {n: 5, temperature: 1.0, tensor_parallel_size: 4}
+  ref: {fsdp: {enable_cpu_offload: true}}
+trainer: {n_gpus_per_node: 8, nnodes: 1}
+"""
+
+
+def test_easy_r1_is_verl_by_other_names(tmp_path: Path) -> None:
+    """64 prompts with five answers are 320 sequences, 40 of each rank, two at a time."""
+    found = read(write(tmp_path, EASY_R1))
+    training, rl = found.training, there(found.rl)
+    strategy = of_kind(found.strategy, Fsdp1Table)
+    assert (found.program, found.gpus, strategy.sharding_strategy) == ("verl", 8, "SHARD_GRAD_OP")
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 20)
+    assert (training.sequence_length, training.optimizer_implementation) == (3072, "fused")
+    assert training.frozen_dtype is None
+    assert (there(training.lora).rank, there(training.lora).exclude) == (32, ".*visual.*")
+    assert (rl.prompts_per_step, rl.samples_per_prompt, rl.mini_batch_samples) == (256, 5, 320)
+    assert (rl.reference, rl.micro_batch_tokens, there(rl.rollout).tensor) == ("host", 6144, 4)
+    assert any("not read: worker.actor.fsdp.torch_dtyp" in note for note in found.notes)
+    fixed = read(write(tmp_path, EASY_R1.replace("  actor:\n", "  actor:\n    dynamic_batching: false\n")))
+    assert there(fixed.rl).micro_batch_tokens is None
+    plain = read(write(tmp_path, EASY_R1.replace("adv_estimator: grpo", "adv_estimator: rloo")))
+    assert there(plain.rl).algorithm == "rloo"
+    for old, new, words in (
+        ("{rank: 32", "{rank: many", r"worker\.actor\.model\.lora\.rank: found 'many', expected a whole"),
+        ("global_batch_size: 64", "global_batch_size: []", r"worker\.actor\.global_batch_size: found \[\]"),
+        ("for_update: 2", "for_update: 0", r"worker\.actor\.micro_batch_size_per_device_for_update: found 0"),
+        ("nnodes: 1}", "val_only: true}", "trains nothing"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read(write(tmp_path, EASY_R1.replace(old, new)))
+    with pytest.raises(NotSimulatedError, match=r"worker\.actor\.optim\.strategy: found 'adamw_bf16'"):
+        read(write(tmp_path, EASY_R1.replace("    model:", "    optim: {strategy: adamw_bf16}\n    model:")))
+
+
+def test_the_command_of_easy_r1_changes_keys_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, EASY_R1, "config.yaml")
+    monkeypatch.chdir(tmp_path)
+    command = "python3 -m verl.trainer.main config=config.yaml worker.rollout.n=8 trainer.n_gpus_per_node=4"
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert (found.model, found.gpus, there(found.rl).samples_per_prompt) == ("qwen2.5-7b", 4, 8)

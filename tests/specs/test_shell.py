@@ -15,6 +15,8 @@ from zsim.programs.shell import run_script
 SCRIPTS = {
     "continued lines": "show --a 1 \\\n  --b 2 # words\n",
     "a comment ends with its line": "# --x \\\n# --y \\\nA=1\nshow $A\n",
+    "devices, counted": "D=4,5,6\nA=$(echo \"$D\" | awk -F',' '{print NF}')\nshow $A\n",
+    "devices by lines": "D=4,5,6\nshow $(echo $D | tr ',' '\\n' | wc -l)\n",
     "an array": "A=(--x 1 # words\n  --y 'two words')\nshow ${A[@]}\n",
     "an array in quotes": "A=(--x 'two words')\nshow \"${A[@]}\" --z\n",
     "an array that grows": 'A=(--x)\nA+=(--y 2)\nA+=("--z 3")\nshow ${A[@]}\n',
@@ -26,6 +28,7 @@ SCRIPTS = {
     "arithmetic": "N=8\nM=$((N*4))\nshow $(( ${N} * 2 + M / 3 - 1 ))\n",
     "an empty variable": 'E=""\nshow a $E b "$E" c\n',
     "quotes within words": "A='p q'\nshow --x=\"$A\"r 's'\"t\" u\\ v\n",
+    "a lock": 'D=$(mktemp -u)\nif mkdir "$D"; then show a; rmdir "$D"; else show b; fi\n',
     "a condition": 'T=fp8\nif [[ "$T" == "fp8" ]]; then A=(--fp8); else A=(--bf16); fi\nshow ${A[@]}\n',
     "its other branch": "T=1\nif [ $T -gt 1 ]; then\n A=1\nelif [ $T = 2 ]; then A=2; else A=3; fi\nshow $A",
     "both must hold": 'A=x\nif [[ -n "$A" && "$A" != "y" ]]; then show yes; else show no; fi\n',
@@ -76,6 +79,11 @@ def test_words_are_those_of_bash(name: str) -> None:
     ran = subprocess.run(["bash", "-c", shows + SCRIPTS[name]], capture_output=True, text=True, check=True)
     mine = ["".join(f"<{word}>" for word in words) for words in words_of(SCRIPTS[name])]
     assert mine == ran.stdout.splitlines()
+
+
+def test_a_file_may_end_with_a_continued_line() -> None:
+    """bash reads no word behind it, in a file."""
+    assert words_of("show --a 1 \\") == [["--a", "1"]]
 
 
 def test_unset_variables_stand_for_themselves() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from zsim.specs.formats.program import ProgramSource, ValuesProgram
@@ -26,15 +28,34 @@ class Marks:
     """Lists of dotted keys. A file is the program's if it has all keys of one."""
     advice: str = ""
     """What helps instead of the file, for programs that are not read."""
+    reads: str = ""
+    """The file that is read, with an article. What follows is as `TrainingProgram` has it."""
+    kinds: tuple[str, ...] = ()
+    release: str = ""
+    recognised_by: str = ""
 
     def match(self, data: Mapping[Any, Any]) -> bool:
         return any(all(_has(data, key) for key in keys) for keys in self.marks)
 
 
 class MarkedProgram(ValuesProgram):
-    """A program whose files are recognised by its row in the table."""
+    """A program whose files are recognised by its row in the table, which may say all else of it."""
 
     order = 5  # before programs whose keys others also have
+
+    def __init__(self, marks: Marks | None = None) -> None:
+        if marks is not None:
+            self.name, self.title, self.kinds = marks.name, marks.title, tuple(marks.kinds)
+            self.reads, self.file_nouns = marks.reads, (marks.reads.partition(" ")[2],)
+            self.release, self.recognised_by = marks.release, marks.recognised_by
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder beside this module that has its reader."""
+        return self.name.replace("-", "_")
+
+    def reading_module(self) -> ModuleType:
+        return importlib.import_module(f"{__package__}.{self.folder}.read")
 
     def recognises(self, source: ProgramSource) -> bool:
         marks = marks_of(source)
@@ -50,6 +71,12 @@ def table() -> tuple[Marks, ...]:
     """All rows."""
     rows = tomllib.loads((Path(__file__).parent / "marks.toml").read_text(encoding="utf-8"))["program"]
     return tuple(Marks(**{**row, "marks": tuple(map(tuple, row["marks"]))}) for row in rows)
+
+
+def marked_programs() -> dict[str, MarkedProgram]:
+    """The programs of which the table says all, by their folders."""
+    rows = [MarkedProgram(marks) for marks in table() if marks.reads]
+    return {program.folder: program for program in rows}
 
 
 def marks_of(source: ProgramSource) -> Marks | None:

@@ -25,6 +25,11 @@ _REDIRECTION = re.compile(r"[&\d]?(<<<|<<-?|>>|[<>])&?[ \t]*")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|;&\n]*[\w.]>(?=[\s\"'/]|$)")  # `<path to data>`, to be filled in
 # A word of a value. An unknown output is one, and so is what is to be filled in.
 _FIELD = re.compile(rf"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|{_PLACEHOLDER.pattern}|\S)+")
+# The length of a list of devices.
+_COUNT = re.compile(
+    r"""echo\s+(\S+)\s*\|\s*(?:awk\s+-F\s*['"]?,['"]?\s+'\{\s*print\s+NF;?\s*\}'"""
+    r"""|tr\s+['"]?,['"]?\s+['"]\\n['"]\s*\|\s*wc\s+-[lw])"""
+)
 _PARAMETERS = 9  # that are empty rather than unset, once there are any
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -56,7 +61,8 @@ def tokenize(script: str) -> list[Token]:
         is_continued = bool(lines) and lines[-1].endswith("\\")
         is_comment = line.lstrip().startswith("#") and not is_continued
         lines.append(line.rstrip("\\") if is_comment else line)  # a comment ends with its line
-    return list(_Lexer("\n".join(lines).replace("\\\n", " ")).run())
+    text = "\n".join(lines).replace("\\\n", " ")
+    return list(_Lexer(text.removesuffix("\\")).run())  # nothing continues the last line
 
 
 class _Lexer:
@@ -328,6 +334,9 @@ class Variables:
         """
         folder, output = "", ""
         words: list[str] = []
+        if listed := _COUNT.fullmatch(command.strip()):
+            devices = self.expand_text(listed[1])
+            return None if re.search(r"[$`]", devices) else str(len(devices.split(",")))
         try:
             tokens = [*tokenize(command), Token(";", is_operator=True)]
         except InputError:

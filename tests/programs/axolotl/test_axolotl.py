@@ -437,3 +437,9 @@ def test_routed_experts_are_quantised_where_the_file_says(tmp_path: Path) -> Non
     in_8_bits = more.replace("load_in_4bit", "load_in_8bit").replace("qlora", "lora")
     with pytest.raises(NotSimulatedError, match="routed experts in 8 bits"):
         read_text(tmp_path, in_8_bits, model="mixtral-8x7b")
+
+
+def test_pairs_are_not_packed(tmp_path: Path) -> None:
+    notes = notes_of(read_text(tmp_path, QLORA + "rl: dpo\nsample_packing: true\n", model=None))
+    assert "every sequence is taken at sequence_len" in notes
+    assert "attend as one" not in notes

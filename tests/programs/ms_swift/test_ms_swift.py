@@ -310,6 +310,15 @@ def test_checkpoints_are_reentrant_but_for_ddp(tmp_path: Path) -> None:
     assert not read_text(tmp_path, said).training.checkpoint_is_reentrant
 
 
+def test_functions_of_rewards_are_grpos_and_plugins_beside_another_job_are_named(tmp_path: Path) -> None:
+    text = LORA + "external_plugins: [reward.py]\nmax_completion_length: 4096\n"
+    found = read_text(tmp_path, text + "reward_funcs: [mine]\n")
+    assert "rlhf_type: taken as grpo" in notes_of(found)
+    assert "external_plugins" not in notes_of(found)
+    assert found.training.sequence_length == 4096 + 2048
+    assert "external_plugins: code of one's own is left out" in notes_of(read_text(tmp_path, text))
+
+
 def test_kto_is_three_forwards_without_gradients(tmp_path: Path) -> None:
     training = read_text(tmp_path, LORA + "rlhf_type: kto\n").training
     assert (training.reference, training.reference_forwards, training.micro_batch_size) == ("base", 3, 1)

@@ -150,6 +150,7 @@ def test_layers_of_their_own_are_units(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         ("optimizer_in_bwd: True\n", "updates within backward on several GPUs"),
+        ("device: mps\n", "devices besides GPUs"),
         ("enable_fp8_training: True\n", "fp8"),
         ("teacher_model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\n", "distillation"),
         (
@@ -161,6 +162,12 @@ def test_layers_of_their_own_are_units(tmp_path: Path) -> None:
 def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) -> None:
     with pytest.raises(NotSimulatedError, match=words):
         read_text(tmp_path, FULL + lines)
+
+
+def test_a_loss_of_ones_own_is_refused(tmp_path: Path) -> None:
+    text = FULL.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "ranking.Loss")
+    with pytest.raises(NotSimulatedError, match="losses of one's own"):
+        read_text(tmp_path, text)
 
 
 def test_other_losses_are_refused_by_name(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def _read_batch(values: FileValues) -> None:
     else:
         values.read("gradient_accumulation_steps")
     values.read("max_grad_norm")
-    is_packed = values.flag("sample_packing") or values.has("pretraining_dataset")
+    is_packed = not values.has("rl") and (values.flag("sample_packing") or values.has("pretraining_dataset"))
     note_full_length(values, "sequence_len", is_packed=is_packed)
 
 

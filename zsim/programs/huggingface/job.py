@@ -18,6 +18,7 @@ _KERNELS = {
     "eager": "math", "sdpa": "", "flash_attention_2": "flash2", "flash_attention_3": "flash3",
     "kernels-community/flash-attn2": "flash2", "kernels-community/flash-attn": "flash2",
     "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3",
+    "flash_attn": "flash2", "flash_attn_2": "flash2", "flash_attn_3": "flash3", "auto": "",  # ms-swift's
 }  # fmt: skip
 # Parts of names of a script's own keys that change what is trained, or how.
 _OTHER_JOB = re.compile(

@@ -7,6 +7,7 @@ transformers 5.23 (`training_args.py`: a plugin of the launcher is kept unless t
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -34,6 +35,7 @@ from zsim.programs.launch.commands import (
 from zsim.programs.litgpt.program import PROGRAM as LITGPT
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
+from zsim.programs.torchtitan.read import read_torchtitan
 from zsim.programs.trainer.program import PROGRAM as TRAINER
 from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.programs.trl.program import PROGRAM as TRL
@@ -80,8 +82,9 @@ _OTHER_JOB_NAME = re.compile(
 )
 _WEIGHTY_FLAG = re.compile(
     r"batch|seq_?len|max_len|max_length|block_size|lora|peft|adapter|accum|checkpointing|precision|bits?$|quant"
-    r"|(^|_)(bs|bf16|fp16|dtype|optim|optimizer|stage)$"
+    r"|(^|_)(bs|bf16|fp16|dtype|optim|optimizer|stage)$|deepspeed|fsdp|vllm|num_generations|completion_len"
 )
+_VERL_FLAGS = ("config_path", "config_dir", "config_name")
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -121,6 +124,9 @@ def _started(launch: Launch) -> TrainingFile:
         return read_openrlhf(launch.where, launch.target, values)
     if launch.target.startswith("verl.") or launch.target.endswith("main_dapo"):
         return _verl(launch, loose, values)
+    if isinstance(toml := values.get("job.config_file"), str):
+        path = str(locate_named_file(toml, launch.folder, launch.where, "a torchtitan TOML"))
+        return read_torchtitan(shlex.join(word.replace(toml, path) for word in (toml, *launch.words)))
     config = next((word for word in loose if word.endswith(_FILES) and "=" not in word), None)
     config = config or values.pop("config", None) or values.pop("config_file", None)
     if isinstance(config, list):  # assignments stand behind it
@@ -147,22 +153,24 @@ def _started(launch: Launch) -> TrainingFile:
         program = TRAINER if _EXAMPLES.fullmatch(Path(launch.target).name) else _owner(values)
     if program is None:
         return _own_script(launch, values)
-    name = Path(launch.target).stem.lower()
-    if program is TRAINER and _OTHER_JOB_NAME.search(name):
-        raise NotSimulatedError(
-            f"{launch.where}: {launch.target}: is a script whose name says another job than its flags do, "
-            "which zsim does not read; write an experiment file"
-        )
+    if program is TRAINER:
+        _check_name(launch)
     values = {**_defaults(launch), **values, **_drop_ray_workers(launch, program)}
     return _reader(program, launch)(launch.where, values)
 
 
 def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
     """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
-    from zsim.programs.verl.read import read_engine_values, read_sft_values, read_values
+    from zsim.programs.verl.read import read_values
+    from zsim.programs.verl.tuning import read_engine_values, read_sft_values
 
     is_sft = launch.target.endswith(_VERL_SFT)
     is_engine = launch.target.endswith(_VERL_ENGINE_SFT)
+    if launch.target == "verl.trainer.main":  # EasyR1's, which takes a file and overrides
+        changes = _assignments(loose)
+        if isinstance(config := changes.pop("config", None), str):
+            path = locate_named_file(config, launch.folder, launch.where, "EasyR1's file")
+            return read_values(str(path), change_values(load_table(path), changes))
     is_read = is_sft or is_engine or launch.target.endswith(_VERL_TRAINERS)
     if not is_read or ".vla." in launch.target:
         raise NotSimulatedError(
@@ -170,6 +178,9 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
             f"verl.trainer.main_ppo, one that updates its actor alike ({', '.join(_VERL_TRAINERS[1:])}), or "
             "verl.trainer.fsdp_sft_trainer or sft_trainer"
         )
+    for key in _VERL_FLAGS:
+        if isinstance(words := values.get(key), list):  # overrides stand behind it
+            values, loose = {**values, key: words[0]}, [*loose, *map(str, words[1:])]
     changes = _assignments(loose)
     for key in _VERL_MACHINES:
         if "$" in str(changes.get(key, "")):
@@ -350,7 +361,9 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
     """A script with flags of its own, of which only DeepSpeed's JSON is known."""
     json = values.get("deepspeed_config", values.get("deepspeed"))
     if launch.launcher == "accelerate":
+        _check_name(launch)
         file = TrainingFile(launch.where, program="accelerate")
+        file.note(f"{launch.target}: batch, length and what is trained stand in its code: --set says them")
         _note_flags(file, launch, values)
         return file
     if isinstance(recipe := values.get("recipe"), str) and launch.target.endswith("run_recipe.py"):
@@ -374,6 +387,15 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
         [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")],
     )
     return file
+
+
+def _check_name(launch: Launch) -> None:
+    """Raise NotSimulatedError for a script of one's own whose name says another job than its flags do."""
+    if _OTHER_JOB_NAME.search(Path(launch.target).stem.lower()):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: is a script whose name says another job than its flags do, "
+            "which zsim does not read; write an experiment file"
+        )
 
 
 def _note_flags(file: TrainingFile, launch: Launch, names: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ from zsim.programs.huggingface.adapters import name_linear_layers, write_adapter
 from zsim.programs.huggingface.job import (
     note_full_length,
     precision_of,
+    read_attention,
     read_batch,
     read_checkpointing,
     read_labels,
@@ -100,6 +101,9 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     is_full = _is_full(values)
     is_quantised = _is_quantised(values, is_full=is_full)
     read_model(values, "model", is_quantised=is_quantised)
+    if values.has("reward_funcs") and not values.has("rlhf_type"):
+        values.values["rlhf_type"] = "grpo"
+        file.note("rlhf_type: taken as grpo, the only one that has reward_funcs")
     is_grpo = values.get("rlhf_type") == "grpo"
     _read_batch(values, is_grpo=is_grpo)
     weights = weights_type(values, "torch_dtype")
@@ -119,7 +123,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _change_json(values)
     read_optimizer(values, "optim")
     read_synchronisation(values)
-    _read_attention(values)
+    read_attention(values, "attn_impl")
     write_types(values.file, precision, weights, has_adapters=not is_full)
     if frozen := values.words("freeze_parameters"):
         file.settings["training.frozen"] = [f"{beginning}*" for beginning in frozen]
@@ -134,6 +138,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if is_grpo:
         read_rollout(values)
     else:
+        if values.has("external_plugins"):
+            file.note("external_plugins: code of one's own is left out, though a step may depend on it")
         _read_preferences(values, is_full=is_full)
     _read_task(values, is_full=is_full)
     _read_machines(values)
@@ -310,16 +316,6 @@ def _refuse_ring(values: FileValues, ranks: int) -> None:
                 f"a ring of ranks, which ms-swift has where {ranks} do not divide "
                 f"the {attention.num_kv_heads} heads of keys and values",
             )
-
-
-def _read_attention(values: FileValues) -> None:
-    word = str(values.get("attn_impl", "sdpa"))
-    if word == "eager":
-        values.file.settings["training.attention"] = "math"
-    elif word in ("flash_attention_3", "flash_attn_3"):
-        values.file.settings["training.attention"] = "flash3"
-    elif word not in ("sdpa", "flash_attn", "flash_attention_2", "flash_attn_2", "auto"):
-        values.file.note(f"attn_impl: '{word}' is simulated as the GPU's usual fused attention")
 
 
 def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:

@@ -49,6 +49,7 @@ def read_rollout(values: FileValues) -> None:
         file.note(f"max_length: none, so prompts of at most {_PROMPT} tokens are taken")
     trl_values = FileValues(file, arguments, KEYS, SILENT, "ms-swift")
     read_lengths(trl_values)
+    trl_values.count("num_generations")  # checked also where the update alone is simulated
     trainer = _TRAINERS[values.choose("advantage_estimator", "grpo", tuple(_TRAINERS))]
     update = "of completions at their longest"
     if values.flag("async_generate"):

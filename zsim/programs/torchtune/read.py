@@ -84,11 +84,15 @@ def _check_recipe(values: FileValues, data: Mapping[str, Any]) -> None:
     for section, feature in _OTHER_RECIPES.items():
         if section in data:
             raise values.lack(section, feature)
+    if (device := values.get("device", "cuda")) != "cuda":
+        raise values.lack("device", f"devices besides GPUs (cuda), found {device}")
     loss = str(values.get("loss._component_", ""))
     if (".rlhf." in loss or ".dev." in loss) and not loss.endswith(_PREFERENCE):
         raise values.lack(
             "loss._component_", "preference training and reinforcement learning of torchtune yet"
         )
+    if loss and not loss.startswith(("torch.", "torchtune.")):
+        raise values.lack("loss._component_", "losses of one's own; expected one of torchtune's or torch's")
     if isinstance(data.get("quantizer"), Mapping):
         raise values.lack("quantizer._component_", "quantisation, also in training (qat)")
     if "optimizer" not in data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from zsim.specs.formats.file_values import silent_keys
 from zsim.specs.formats.program import ConfigMapping
@@ -46,6 +47,59 @@ ENGINE_NAMES = {
     FSDP: "engine", MEGATRON: "engine", OPTIM: "optim", MODEL: "model",
     f"{ACTOR}.ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
 }  # fmt: skip
+SFT_NAMES = {
+    FSDP: "model.fsdp_config", f"{MODEL}.path": "model.partial_pretrain", MODEL: "model",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
+}  # fmt: skip
+# EasyR1's sections (b44b311 verl/trainer/config.py, verl/workers/) and verl's of the same meaning, with the
+# names of keys in both. Then its defaults where they are not verl's, what makes another job of it, and what
+# no step depends on.
+_EASY_R1_SECTIONS = (
+    ("data", "data", "rollout_batch_size:train_batch_size mini_rollout_batch_size:gen_batch_size"),
+    ("data", "data", "max_prompt_length max_response_length"),
+    ("worker.actor.model", MODEL, "model_path:path enable_gradient_checkpointing"),
+    ("worker.actor.model.lora", MODEL, "rank:lora_rank alpha:lora_alpha target_modules"),
+    ("worker.actor", MODEL, "padding_free:use_remove_padding"),
+    ("worker.actor", ACTOR, "global_batch_size:ppo_mini_batch_size max_grad_norm:grad_clip ppo_epochs"),
+    ("worker.actor", ACTOR, "micro_batch_size_per_device_for_update:ppo_micro_batch_size_per_gpu"),
+    ("worker.actor", ACTOR, "ulysses_size:ulysses_sequence_parallel_size"),
+    ("worker.actor", ROLLOUT, "micro_batch_size_per_device_for_experience:log_prob_micro_batch_size_per_gpu"),
+    ("worker.actor.fsdp", FSDP, "enable_full_shard:reshard_after_forward torch_dtype:model_dtype fsdp_size"),
+    ("worker.actor.fsdp", f"{FSDP}.mixed_precision", "mp_param_dtype:param_dtype"),
+    ("worker.actor.fsdp", f"{FSDP}.mixed_precision", "mp_reduce_dtype:reduce_dtype"),
+    ("worker.actor.offload", FSDP, "offload_params:param_offload offload_optimizer:optimizer_offload"),
+    ("worker.ref.fsdp", f"{REFERENCE}.fsdp_config", "enable_cpu_offload:param_offload"),
+    ("worker.rollout", ROLLOUT, "n name tensor_parallel_size:tensor_model_parallel_size enforce_eager"),
+    ("worker.rollout", ROLLOUT, "gpu_memory_utilization max_num_batched_tokens"),
+    ("algorithm", "algorithm.filter_groups", "online_filtering:enable"),
+)  # fmt: skip
+EASY_R1 = {
+    f"{section}.{name}": f"{target}.{target_name or name}"
+    for section, target, names in _EASY_R1_SECTIONS
+    for name, _, target_name in (pair.partition(":") for pair in names.split())
+}
+EASY_R1_DEFAULTS = {
+    "data.train_batch_size": 512, "data.max_prompt_length": 512, "data.max_response_length": 512,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 16,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.6, f"{ROLLOUT}.max_num_batched_tokens": 8192,
+    f"{MODEL}.lora_alpha": 64, "algorithm.adv_estimator": "grpo",
+}  # fmt: skip
+EASY_R1_SIZES = (
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu", "data.max_prompt_length", "data.max_response_length",
+)  # fmt: skip
+EASY_R1_REFUSED = {
+    "worker.actor.optim.strategy": "an optimizer of EasyR1's besides adamw",
+    "worker.actor.strategy": "another engine of EasyR1's than fsdp",
+    "worker.actor.model.freeze_vision_tower": "a frozen tower of EasyR1's; expected training.frozen",
+}
+EASY_R1_IDLE = silent_keys(
+    """
+    worker.reward* worker.ref* worker.critic* worker.rollout* worker.actor.optim.* worker.actor.clip_ratio*
+    worker.actor.tau_* worker.actor.loss_* worker.actor.use_torch_compile worker.actor.model.trust_remote_code
+    worker.actor.model.tokenizer_path worker.actor.fsdp.enable_rank0_init worker.actor.fsdp.use_orig_params
+    worker.actor.fsdp.mp_buffer_dtype
+    """
+)
 HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
 _KEYS = (
@@ -162,6 +216,9 @@ _KEYS = (
         ("trainer.n_gpus_per_node", int, "GPUs of a node", "gpus"),
     ),
 )  # fmt: skip
+_SHARED_NAMES = (
+    "enable_gradient_checkpointing", "use_liger", "lora_rank", "lora_alpha", "target_modules", "model_dtype",
+)  # fmt: skip
 # Of trainer/config/sft_trainer.yaml, which has a model and data of its own.
 _SFT_KEYS = (
     ProgramKey("data.max_length", int, "fine-tuning: tokens of a sequence", "training.sequence_length"),
@@ -175,22 +232,13 @@ _SFT_KEYS = (
     ),
     ProgramKey("model.partial_pretrain", str, "fine-tuning: the model", "model"),
     ProgramKey("model.strategy", str, "fine-tuning: fsdp or fsdp2", "strategy.kind"),
-    ProgramKey(
-        "model.enable_gradient_checkpointing", bool, "fine-tuning: whether blocks are computed again",
-        "training.activation_checkpointing", is_plain=True, values={True: "full", False: "none"},
-        default=True,
-    ),
-    ProgramKey(
-        "model.use_liger", bool, "fine-tuning: Liger's kernels", "training.liger", is_plain=True,
-        values={True: True, False: None},
-    ),
-    ProgramKey("model.lora_rank", int, "fine-tuning: rank of the adapters", "training.lora.rank"),
-    ProgramKey("model.lora_alpha", (int, float), "fine-tuning: their scale", "training.lora.alpha"),
-    ProgramKey("model.target_modules", (str, list), "fine-tuning: what gets one", "training.lora.targets"),
-    ProgramKey(
-        "model.fsdp_config.model_dtype", str, "fine-tuning: the type that parameters are kept in",
-        "training.stored_dtype", is_plain=True,
-        values=_DTYPES, default="fp32",
+    *(
+        replace(
+            key, key=key.key.replace(FSDP, "model.fsdp_config").replace(MODEL, "model"),
+            meaning=f"fine-tuning: {key.meaning}", tuned=None,
+        )
+        for key in _KEYS
+        if key.key.rpartition(".")[2] in _SHARED_NAMES
     ),
     *declare(
         ("model.fsdp_config.cpu_offload", bool, "fine-tuning: states on the host", "strategy.cpu_offload"),

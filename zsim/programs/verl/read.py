@@ -11,30 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.programs.huggingface.adapters import adapter_settings
-from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl import keys as verl_keys
-from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
-from zsim.specs.formats.config_file import TrainingFile
-from zsim.specs.formats.file_values import FileValues, silent_keys
+from zsim.programs.verl.engines import (
+    STRATEGIES,
+    model_ranks,
+    read_activation_offload,
+    read_adapters,
+    read_fsdp,
+    read_megatron,
+    whole_sequences,
+)
+from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, REFERENCE, ROLLOUT
+from zsim.programs.verl.tuning import engine_of, read_engine_values, read_sft_values, section_of
+from zsim.specs.formats.config_file import TrainingFile, change_values, flatten
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.model.hub_names import locate_model
 
-_STRATEGIES = ("fsdp", "fsdp2", "megatron")
 _ENGINES = ("vllm", "sglang", "trtllm")
-_SFT_IDLE = IDLE | silent_keys(
-    "optim model.trust_remote_code model.external_lib model.use_shm use_remove_padding"
-)
 
 
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the actor in verl's values by key, of a file or a command line called `name`."""
-    model, table = (_section(name, data, key) for key in ("model", "data"))
+    if "worker" in data:
+        return _read_easy_r1(name, data)
+    model, table = (section_of(name, data, key) for key in ("model", "data"))
     if "actor_rollout_ref" not in data and ({"model", "engine"} & {*data} or "pad_mode" in table):
         if "partial_pretrain" in model:
             return read_sft_values(name, data)
-        return read_engine_values(name, data, _engine(name, data))
+        return read_engine_values(name, data, engine_of(name, data))
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, resolve_references(data), KEYS, IDLE)
     if keys.values.get("trainer.val_only") is True:
@@ -46,19 +52,19 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     file.settings["training.precision"] = "bf16"
     group = keys.get("model_engine", "dp")
     strategy = keys.get(f"{ACTOR}.strategy", "fsdp" if group == "dp" else group)
-    if strategy not in _STRATEGIES:
+    if strategy not in STRATEGIES:
         raise NotSimulatedError(
             f"{file.name}: {ACTOR}.strategy: zsim does not simulate '{strategy}' of verl's; expected "
-            f"{', '.join(_STRATEGIES)}"
+            f"{', '.join(STRATEGIES)}"
         )
     if strategy == "megatron":
         keys.refuse(f"{MODEL}.enable_activation_offload", "checkpoints of Megatron's on the host")
-        _read_megatron(keys)
+        read_megatron(keys)
     else:
-        _read_fsdp(keys, strategy, gpus)
-        _read_activation_offload(keys)
+        read_fsdp(keys, strategy, gpus)
+        read_activation_offload(keys)
     update = _read_batch(keys, gpus)
-    _read_adapters(keys)
+    read_adapters(keys)
     is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
     if keys.get(f"{ACTOR}.use_fused_kernels", is_fused):
         file.settings["training.cross_entropy"] = "fused_linear"
@@ -71,22 +77,48 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     return file
 
 
-def _engine(name: str, data: Mapping[str, Any]) -> str:
-    """The engine that a file's `defaults` name (sft_trainer_engine.yaml), or its own strategy."""
-    defaults = data.get("defaults")
-    for entry in defaults if isinstance(defaults, list) else ():
-        for key, value in entry.items() if isinstance(entry, Mapping) else ():
-            if str(key).endswith("engine@engine"):
-                return str(value)
-    return "megatron" if _section(name, data, "engine").get("strategy") == "megatron" else "fsdp"
+def _read_easy_r1(name: str, data: Mapping[str, Any]) -> TrainingFile:
+    """EasyR1's file, whose keys stand for others of verl's, from which it has been forked.
 
-
-def _section(name: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The table of this key, empty where there is none."""
-    table = data.get(key)
-    if not isinstance(table, Mapping | None):
-        raise InputError(f"{name}: {key}: found {table!r}, expected keys and values below it")
-    return table or {}
+    Read in EasyR1 b44b311: verl/workers/actor/config.py, fsdp_workers.py (`_build_model_optimizer`) and
+    actor/dp_actor.py (`update_policy`, whose micro-batches have the tokens of so many longest samples).
+    """
+    values = dict(flatten(resolve_references(data)))
+    for key, feature in verl_keys.EASY_R1_REFUSED.items():
+        value = values.pop(key, None)
+        if value not in (None, False, "adamw", "default", "fsdp"):
+            raise NotSimulatedError(f"{name}: {key}: found {value!r}: zsim does not simulate {feature}")
+    others = {key: value for key, value in values.items() if key.partition(".")[0] != "worker"}
+    mapped: dict[str, Any] = {**verl_keys.EASY_R1_DEFAULTS, **others}
+    for key, target in verl_keys.EASY_R1.items():
+        if (value := values.pop(key, None)) is not None:
+            mapped[target] = value
+    is_host = values.pop("worker.actor.fsdp.enable_cpu_offload", False) is True
+    excluded = values.pop("worker.actor.model.lora.exclude_modules", None)
+    if values.pop("worker.actor.dynamic_batching", True) is not False:
+        sizes = [mapped[key] for key in verl_keys.EASY_R1_SIZES]
+        if all(isinstance(size, int) and size > 0 for size in sizes):  # others are refused by their keys
+            mapped |= {
+                f"{ACTOR}.use_dynamic_bsz": True,
+                f"{ACTOR}.ppo_max_token_len_per_gpu": sizes[0] * (sizes[1] + sizes[2]),
+            }
+    mapped[f"{ACTOR}.use_kl_loss"] = mapped.pop("algorithm.disable_kl", False) is not True
+    try:
+        file = read_values(name, change_values({}, mapped))
+    except (InputError, NotSimulatedError) as error:
+        message = str(error)
+        for key, target in verl_keys.EASY_R1.items():
+            message = message.replace(target, key)
+        raise type(error)(message) from None
+    file.settings["training.optimizer_implementation"] = "fused"
+    file.settings.pop("training.frozen_dtype", None)  # in bf16
+    if is_host:
+        file.settings["strategy.cpu_offload"] = True
+    if excluded and "training.lora.rank" in file.settings:
+        file.settings["training.lora.exclude"] = str(excluded)
+    if unread := [key for key in values if key not in others and key not in verl_keys.EASY_R1_IDLE]:
+        file.note(f"not read: {', '.join(unread)}")
+    return file
 
 
 def _read_rollout(keys: FileValues, update: str) -> None:
@@ -292,7 +324,7 @@ def _logprob_batch(keys: FileValues, tokens: int | None, *, has_reference: bool)
         context = int(keys.file.settings.get("parallelism.context", 1))
         return {"logprob_micro_batch_tokens": limit and limit * context}
     if size is None and sum_size is not None:
-        replicas = max(1, int(keys.file.settings["gpus"]) // _model_ranks(keys.file))
+        replicas = max(1, int(keys.file.settings["gpus"]) // model_ranks(keys.file))
         size = max(1, sum_size // replicas)
     return {"logprob_micro_batch_size": size}
 
@@ -311,12 +343,11 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
         prompts = min(prompts, batch)  # verl cuts what there is, and checks only batches by sequences
     sequences = prompts * responses
     file.global_batch_size = sequences
-    model_ranks = _model_ranks(file)
-    replicas = max(1, gpus // model_ranks)
-    micro = keys.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    replicas = max(1, gpus // model_ranks(file))
+    micro = keys.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     whole = keys.get(f"{ACTOR}.ppo_micro_batch_size")
     if (tokens := _dynamic_tokens(keys)) is not None:
-        micro = _whole_sequences(tokens // length, max(1, sequences // replicas))
+        micro = whole_sequences(tokens // length, max(1, sequences // replicas))
     elif micro is None and whole is not None:
         micro = max(1, whole // replicas)
     if micro is None:
@@ -327,268 +358,3 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
     file.settings["training.micro_batch_size"] = micro
     updates = max(1, batch // prompts) * keys.count(f"{ACTOR}.ppo_epochs", 1)
     return f"one of {updates} of the actor, over {sequences:,} sequences of {length:,} tokens, the longest"
-
-
-def _whole_sequences(limit: int, sequences: int) -> int:
-    """The largest number of sequences of at most `limit`, at least one, that divides a rank's."""
-    return next((n for n in range(min(limit, sequences), 1, -1) if sequences % n == 0), 1)
-
-
-def _model_ranks(file: TrainingFile) -> int:
-    ranks = 1
-    for degree in ("tensor", "pipeline", "context"):
-        ranks *= file.settings.get(f"parallelism.{degree}", 1)
-    return ranks
-
-
-def _set_fsdp(file: TrainingFile, strategy: str) -> None:
-    """Set the types, the reductions in each micro-batch, and the units of all trainers of verl's."""
-    file.settings |= {
-        "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
-        "strategy.param_dtype": "bf16",
-        "strategy.reduce_dtype": "fp32",
-        "training.optimizer_implementation": "foreach",
-    }
-    file.defaults["strategy.no_sync"] = False
-    if strategy == "fsdp2":
-        file.defaults["strategy.wrapping"] = "huggingface"
-
-
-def _read_context(keys: FileValues, key: str) -> None:
-    if (context := keys.count(key, 1)) > 1:
-        keys.file.settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
-
-
-def _read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
-    """FSDP1 or FSDP2, which reduce after every micro-batch, in fp32, and prefetch as torch does."""
-    settings = keys.file.settings
-    product_dtype = keys.get(f"{FSDP}.dtype", "bfloat16")
-    if product_dtype != "bfloat16":
-        raise NotSimulatedError(
-            f"{keys.file.name}: {FSDP}.dtype: zsim does not simulate {product_dtype} of verl's; expected "
-            f"bfloat16"
-        )
-    _set_fsdp(keys.file, strategy)
-    keys.read(f"{FSDP}.mixed_precision.param_dtype", f"{FSDP}.mixed_precision.reduce_dtype")
-    keys.read(f"{FSDP}.model_dtype", f"{MODEL}.enable_gradient_checkpointing")
-    keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
-    size = keys.get(f"{FSDP}.fsdp_size", -1)
-    if 0 < size < gpus and gpus % size:
-        raise InputError(
-            f"{keys.file.name}: {FSDP}.fsdp_size: found {size}, expected a divisor of {gpus} GPUs"
-        )
-    replicas = 1 if size < 0 or size >= gpus else gpus // size
-    reshards = keys.get(f"{FSDP}.reshard_after_forward", True)
-    if replicas > 1:
-        settings["strategy.replicate"] = replicas
-    if strategy == "fsdp2":
-        settings["strategy.reshard_after_forward"] = reshards
-        if keys.get(f"{FSDP}.offload_policy", False):
-            settings["strategy.cpu_offload"] = True
-        keys.refuse(f"{FSDP}.forward_prefetch", "forward prefetching of verl's FSDP2")
-    else:
-        sharding = {
-            (True, False): "FULL_SHARD", (False, False): "SHARD_GRAD_OP",
-            (True, True): "HYBRID_SHARD", (False, True): "_HYBRID_SHARD_ZERO2",
-        }  # fmt: skip
-        settings["strategy.sharding_strategy"] = sharding[reshards, replicas > 1]
-        settings["strategy.forward_prefetch"] = keys.get(f"{FSDP}.forward_prefetch", False)
-        keys.ignore(f"{FSDP}.offload_policy")
-    _check_optimizer(keys, "AdamW")
-    _read_context(keys, f"{ACTOR}.ulysses_sequence_parallel_size")
-    _note_offloads(keys, FSDP)
-
-
-def _read_activation_offload(keys: FileValues) -> None:
-    """Groups of layers' checkpoints, on a stream of their own (utils/activation_offload.py)."""
-    if not keys.get(f"{MODEL}.enable_activation_offload", False):
-        return
-    if not keys.get(f"{MODEL}.enable_gradient_checkpointing", True):
-        keys.refuse(f"{MODEL}.enable_activation_offload", "all activations on the host until backward")
-    keys.file.settings["training.checkpoint_offload"] = "stream"
-
-
-def _note_offloads(keys: FileValues, section: str) -> None:
-    """Name what verl keeps on the host between the phases, and has on the GPU during an update."""
-    offloads = [name for name in verl_keys.OFFLOADS if keys.values.get(f"{section}.{name}") is True]
-    keys.ignore(*(f"{section}.{name}" for name in verl_keys.OFFLOADS))
-    if offloads:
-        keys.file.note(
-            f"{', '.join(offloads)}: on the GPU during the update; the copies before and behind it are left "
-            "out where one update is simulated alone"
-        )
-
-
-def _read_megatron(keys: FileValues) -> None:
-    """Megatron-Core as verl sets it up, by the fields of its configurations."""
-    fields: dict[str, Any] = dict(verl_keys.MEGATRON_DEFAULTS)
-    # Of FSDP's actor. Megatron's has recompute_granularity.
-    keys.ignore(f"{MODEL}.enable_gradient_checkpointing")
-    _note_offloads(keys, MEGATRON)
-    for name, value in keys.table(MEGATRON).items():
-        field = name.rpartition(".")[2]
-        if field not in (*verl_keys.OFFLOADS, *verl_keys.IDLE_FIELDS):
-            fields[field] = value
-    fields |= keys.table(f"{OPTIM}.override_optimizer_config")
-    if fields.get("optimizer_cpu_offload") is not True:
-        fields = {name: value for name, value in fields.items() if name not in verl_keys.HOST_UPDATE}
-    _check_optimizer(keys, "adam")
-    read_fields(keys.file, {**fields, "bf16": True})
-
-
-def _check_optimizer(keys: FileValues, usual: str) -> None:
-    """Refuse other optimizers than the engine's usual one (workers/config/optimizer.py)."""
-    name = keys.get(f"{OPTIM}.optimizer", usual)
-    library = keys.get(f"{OPTIM}.optimizer_impl", "torch.optim")
-    if name.lower() != usual.lower() or library != "torch.optim":
-        raise NotSimulatedError(
-            f"{keys.file.name}: {OPTIM}.optimizer: zsim does not simulate '{name}' of {library} under verl; "
-            f"expected {usual}"
-        )
-
-
-def _read_adapters(keys: FileValues, model: str = MODEL, dtype: str = f"{FSDP}.model_dtype") -> bool:
-    """Read the adapters below `model`. FSDP keeps frozen weights as trained ones are loaded, of type `dtype`.
-
-    Returns whether there are any.
-    """
-    rank, alpha = keys.get(f"{model}.lora_rank", 0), keys.get(f"{model}.lora_alpha", 16)
-    targets = keys.get(f"{model}.target_modules", "all-linear")
-    if rank > 0:
-        keys.file.settings |= adapter_settings(rank, alpha, targets)
-        is_sharded = keys.file.settings["strategy.kind"] != "megatron"
-        if is_sharded and keys.get(dtype, "fp32") in ("fp32", "float32"):
-            keys.file.settings["training.frozen_dtype"] = "fp32"
-    return bool(rank > 0)
-
-
-def read_engine_values(
-    name: str, data: Mapping[str, Any], backend: str = "fsdp", gpus: int | None = None
-) -> TrainingFile:
-    """verl's fine-tuning by the engine of its actors, of a file or a command line called `name` that starts
-    `gpus` processes, or those of its `trainer`.
-
-    Read in `trainer/sft_trainer.py`, `trainer/config/sft_trainer_engine.yaml`, `engine/` and `optim/`.
-    """
-    if backend not in ("fsdp", "megatron"):
-        raise NotSimulatedError(
-            f"{name}: engine: zsim does not simulate '{backend}' of verl's; expected fsdp or megatron"
-        )
-    file = TrainingFile(name, program="verl")
-    engine, optim, model = (dict(_section(name, data, key)) for key in ("engine", "optim", "model"))
-    strategy = engine.pop("strategy", backend)
-    strategies = [entry for entry in _STRATEGIES if entry.startswith(backend)]
-    if strategy not in strategies:
-        raise NotSimulatedError(
-            f"{name}: engine.strategy: zsim does not simulate '{strategy}' of verl's with the engine "
-            f"{backend}; expected {' or '.join(strategies)}"
-        )
-    if backend == "fsdp" and (key := next((key for key in engine if key in verl_keys.MEGATRON_KEYS), None)):
-        raise InputError(
-            f"{name}: engine.{key}: is of verl's Megatron, and the engine is fsdp; expected 'engine@engine: "
-            "megatron' in defaults, or engine=megatron in the command"
-        )
-    actor = {
-        "strategy": strategy,
-        "ulysses_sequence_parallel_size": engine.pop("ulysses_sequence_parallel_size", 1),
-        "fsdp_config" if backend == "fsdp" else backend: engine,
-        "optim": optim,
-    }
-    rest = {key: value for key, value in data.items() if key not in ("engine", "model")}
-    values = {**rest, "actor_rollout_ref": {"model": model, "actor": actor}}
-    keys = FileValues.nested(file, resolve_references(values), KEYS, _SFT_IDLE)
-    try:
-        _read_engine(keys, backend, strategy, gpus)
-    except (InputError, NotSimulatedError) as error:
-        raise type(error)(_file_keys(str(error))) from None
-    file.notes = [_file_keys(note) for note in file.notes]
-    return file
-
-
-def _file_keys(text: str) -> str:
-    """A message with the keys of a file of fine-tuning for those of an actor, as which it is read."""
-    for key, name in verl_keys.ENGINE_NAMES.items():
-        text = text.replace(key, name)
-    return text
-
-
-def _read_engine(keys: FileValues, backend: str, strategy: str, gpus: int | None) -> None:
-    """The settings of fine-tuning whose keys stand where those of an actor do."""
-    file = keys.file
-    if gpus is None and keys.has("trainer.n_gpus_per_node"):
-        gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 1)
-    if gpus is not None:
-        file.settings["gpus"] = gpus
-    gpus = gpus or 8
-    keys.ignore("checkpoint", f"{ACTOR}.strategy", f"{MODEL}.use_remove_padding")
-    keys.read_model(f"{MODEL}.path")
-    keys.read(f"{MODEL}.use_liger", "optim.clip_grad")
-    file.settings["training.precision"] = "bf16"
-    if backend == "megatron":
-        _read_megatron(keys)
-    else:
-        _read_fsdp(keys, strategy, gpus)
-        _read_activation_offload(keys)
-    length, sequences = keys.count("data.max_length", 1024), keys.count("data.train_batch_size", 256)
-    micro = keys.count("data.micro_batch_size_per_gpu", 4)
-    if keys.get("data.use_dynamic_bsz", True):
-        tokens = keys.count("data.max_token_len_per_gpu", 8192) * file.settings.get("parallelism.context", 1)
-        micro = _whole_sequences(tokens // length, max(1, sequences * _model_ranks(file) // gpus))
-    file.settings |= {"training.sequence_length": length, "training.micro_batch_size": micro}
-    file.global_batch_size = sequences
-    file.epochs = keys.count("trainer.total_epochs", 4)
-    _read_adapters(keys)
-    file.note("every sequence is taken at data.max_length, its longest: training.lengths says otherwise")
-    keys.finish()
-
-
-def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
-    """verl's fine-tuning by overrides, of a command line called `name`.
-
-    Read in `trainer/fsdp_sft_trainer.py`, `trainer/config/sft_trainer.yaml` and
-    `utils/dataset/sft_dataset.py`, which pads every sequence to `data.max_length`.
-
-    Raises InputError for values that verl refuses, NotSimulatedError for what zsim does not simulate.
-    """
-    file = TrainingFile(name, program="verl")
-    keys = FileValues.nested(file, resolve_references(data), KEYS, _SFT_IDLE)
-    settings = file.settings
-    strategy = keys.get("model.strategy", "fsdp2")
-    if not keys.has("model.strategy"):
-        file.note(
-            "model.strategy: taken as fsdp2, the default since May 2025, before which there was FSDP1 alone"
-        )
-    if strategy not in ("fsdp", "fsdp2"):
-        raise NotSimulatedError(
-            f"{name}: model.strategy: zsim does not simulate '{strategy}' of verl's; expected fsdp or fsdp2"
-        )
-    keys.read_model("model.partial_pretrain")
-    keys.read("model.enable_gradient_checkpointing", "model.use_liger", "optim.clip_grad")
-    keys.refuse("model.lora_adapter_path", "adapters whose rank a checkpoint says")
-    keys.refuse("model.fsdp_config.wrap_policy.min_num_params", "verl's units by size")
-    settings |= {
-        "training.sequence_length": keys.count("data.max_length", 1024),
-        "training.micro_batch_size": keys.count("data.micro_batch_size_per_gpu", 4),
-        "training.precision": "bf16",
-    }
-    _set_fsdp(file, strategy)
-    if keys.has("data.micro_batch_size") and not keys.has("data.micro_batch_size_per_gpu"):
-        raise InputError(f"{name}: data.micro_batch_size: is of all ranks; expected micro_batch_size_per_gpu")
-    if keys.has("data.micro_batch_size"):
-        file.note(
-            "data.micro_batch_size: older releases cut it over the ranks; micro_batch_size_per_gpu counts"
-        )
-    file.global_batch_size = keys.count("data.train_batch_size", 256)
-    file.epochs = keys.count("trainer.total_epochs", 4)
-    keys.read("model.fsdp_config.model_dtype")
-    offloads = keys.get("model.fsdp_config.offload_params", False)
-    if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
-        settings["strategy.cpu_offload"] = True
-    _read_context(keys, "ulysses_sequence_parallel_size")
-    has_adapters = _read_adapters(keys, "model", "model.fsdp_config.model_dtype")
-    if has_adapters and strategy == "fsdp":
-        file.note("adapters are units of FSDP's of their own in verl; simulated is one unit per block")
-    is_packed = keys.values.get("use_remove_padding") is True
-    file.note(f"every sequence is {'taken at' if is_packed else 'padded to'} data.max_length")
-    keys.finish()
-    return file

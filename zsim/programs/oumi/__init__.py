@@ -1,0 +1,1 @@
+"""Reader of oumi's files."""
