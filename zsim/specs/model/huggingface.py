@@ -94,7 +94,6 @@ _FAMILIES: dict[str, ModelFamily] = {
     "gpt_neo": ModelFamily(
         gpt.gpt_neo, {"num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",)}
     ),
-    "phi": ModelFamily(gpt.phi),
     "gpt_neox": ModelFamily(gpt.gpt_neox),
     "falcon": ModelFamily(
         classic.falcon,
@@ -122,7 +121,6 @@ _FAMILIES: dict[str, ModelFamily] = {
     ),
     "opt": ModelFamily(classic.opt),
     "smollm3": ModelFamily(variants.smollm3),
-    "exaone": ModelFamily(variants.exaone, {"num_layers": ("num_hidden_layers",)}),
     "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
     "qwen3_5_text": ModelFamily(delta.qwen3_5),
     "qwen3_5_moe_text": ModelFamily(delta.qwen3_5_moe, _MOE_NAMES),

@@ -66,7 +66,7 @@ def qwen2_5_omni_tower(config: ConfigReader, width: int) -> Tower:
     config = replace(config, aliases=_NAMES)
     hidden, output = config.integer("d_model", 1280), config.integer("output_dim", 3584)
     piece = 2 * config.integer("n_window", 100)
-    _check_output(config, output, width)
+    config.check_width("output_dim", 3584, width)
     marks = Module(
         f"{_ROOT}.audio_bos_eos_token", Operation(), (Parameter("weight", (2, output)),)
     )  # which no forward reads
@@ -90,7 +90,7 @@ def qwen3_omni_tower(config: ConfigReader, width: int) -> Tower:
     config = replace(config, aliases=_NAMES)
     hidden, output = config.integer("d_model", 1280), config.integer("output_dim", 3584)
     channels, piece = config.integer("downsample_hidden_size", 480), 2 * config.integer("n_window", 50)
-    _check_output(config, output, width)
+    config.check_width("output_dim", 3584, width)
     bins, rule = config.integer("num_mel_bins", 128), SoundRule(piece, merge=1, halvings=3)
     rule = replace(rule, window=rule.rows_of(piece) * (config.integer("n_window_infer", 800) // piece))
     before, frames, inputs = list[Module](), piece, 1
@@ -228,13 +228,6 @@ def _gemma4_mlp(name: str, hidden: int, act: str, *, is_clipped: bool) -> list[M
         rms_norm(f"{name}.post_layer_norm", hidden, kind=NORM),
         residual(f"{name}.residual", hidden, scales=True),
     ]
-
-
-def _check_output(config: ConfigReader, output: int, width: int) -> None:
-    if output != width:
-        raise config.error(
-            f"'output_dim' is {output:,}; expected {width:,}, the language model's hidden size"
-        )
 
 
 def _convolution(name: str, shape: tuple[int, ...], rows_per_row: float, *, overlap: float) -> list[Module]:

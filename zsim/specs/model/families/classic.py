@@ -76,24 +76,20 @@ def falcon(config: ConfigReader) -> ModelSpec:
 
 
 def mpt(config: ConfigReader) -> ModelSpec:
-    """MPT has ALiBi and no biases anywhere. `expansion_ratio` and `kv_n_heads` are as llm-foundry
-    reads them.
-    """
+    """MPT has ALiBi and no biases anywhere."""
     hidden, heads = config.integer("d_model"), config.integer("n_heads")
-    head_dim = config.head_dim(hidden, heads)
-    inner = config.integer("expansion_ratio", 4) * hidden
-    details = config.nested("attn_config")
-    kv_heads = details.integer("kv_n_heads", heads)
-    config.check_kv_heads(heads, kv_heads)
-    if not config.boolean("no_bias", True):
-        raise config.error("'no_bias' is false; expected true, because transformers' MPT has no biases")
+    head_dim, details = config.head_dim(hidden, heads), config.nested("attn_config")
+    fixed = ((config, "no_bias", True), (config, "expansion_ratio", 4), (details, "kv_n_heads", heads))
+    for reader, key, expected in fixed:
+        if (value := reader.values.get(key, expected)) != expected:
+            raise reader.error(f"'{key}' is {value!r}; expected {expected!r}, as transformers' MPT has it")
     dropout = details.fraction("attn_pdrop", 0.0)
     attention_modules = [
-        linear("attn.Wqkv", hidden, (heads + 2 * kv_heads) * head_dim),
-        attention("attn.core", heads, kv_heads, head_dim, rotary=False, dropout=dropout),
+        linear("attn.Wqkv", hidden, 3 * hidden),
+        attention("attn.core", heads, heads, head_dim, rotary=False, dropout=dropout),
         linear("attn.out_proj", hidden, hidden),
     ]
-    mlp = plain_mlp(("ffn.up_proj", "ffn.act", "ffn.down_proj"), hidden, inner, "gelu", bias=False)
+    mlp = plain_mlp(("ffn.up_proj", "ffn.act", "ffn.down_proj"), hidden, 4 * hidden, "gelu", bias=False)
     norms = layer_norm("norm_1", hidden, bias=False), layer_norm("norm_2", hidden, bias=False)
     adds = residual("resid_attn_dropout", hidden, dropout), residual("ffn.dropout", hidden, dropout)
     blocks = [attention_mlp_block("MptBlock", norms, attention_modules, mlp, adds)] * config.num_blocks(

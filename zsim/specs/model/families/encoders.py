@@ -213,6 +213,8 @@ def _masked_model(
     is_tied = config.boolean("tie_word_embeddings", True)
     bias = (Parameter("bias", (vocab,)),) if has_bias else ()
     weight = () if is_tied else (Parameter("weight", (vocab, hidden)),)
+    if early and not is_tied:  # BERT's product is a module of its own, whose bias is tied with its weight
+        weight = (Parameter("decoder.weight", (vocab, hidden)), Parameter("decoder.bias", (vocab,)))
     return ModelSpec(
         name=config.name,
         family=config.family,

@@ -67,7 +67,8 @@ class Shape:
         default = heads if is_null or kv_default is None else kv_default
         kv_heads = config.integer("num_key_value_heads", default)
         config.check_kv_heads(heads, kv_heads)
-        explicit = config.optional_integer("head_dim") or head_dim
+        is_null = "head_dim" in config.values
+        explicit = config.optional_integer("head_dim") or (None if is_null else head_dim)
         return cls(
             hidden=hidden,
             ffn=config.integer("intermediate_size"),
@@ -188,7 +189,7 @@ def decoder(
     blocks: Sequence[Block],
     *,
     max_positions: int,
-    is_tied: bool = False,
+    is_tied: bool | None = False,
     softcaps_logits: bool = False,
     scales_logits: bool = False,
     norm: str = "rms",

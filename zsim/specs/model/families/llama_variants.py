@@ -1,8 +1,7 @@
-"""Qwen of 2023, SmolLM 3 and EXAONE 3: variants of Llama's block.
+"""Qwen of 2023 and SmolLM 3: variants of Llama's block.
 
 Names, shapes and defaults are as in transformers 5.23 (`modeling_smollm3.py`,
-`configuration_smollm3.py`). Qwen and EXAONE 3 are as in the `modeling_qwen.py` and `modeling_exaone.py` that
-are published with their weights.
+`configuration_smollm3.py`). Qwen is as in the `modeling_qwen.py` that is published with its weights.
 """
 
 from __future__ import annotations
@@ -107,47 +106,3 @@ def smollm3(config: ConfigReader) -> ModelSpec:
 
     blocks = build_unique_blocks(list(zip(windows, rotary, strict=True)), block)
     return decoder(config, shape, blocks, max_positions=32768, is_tied=True)
-
-
-def exaone(config: ConfigReader) -> ModelSpec:
-    """EXAONE 3 and 3.5 have Llama's block under names like GPT-Neo's, and an LM head of their own."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads, head_dim = config.integer("num_key_value_heads", heads), config.head_dim(hidden, heads)
-    config.check_kv_heads(heads, kv_heads)
-    ffn, act = config.integer("intermediate_size"), config.string("activation_function", "silu")
-    embedding_dropout, attention_dropout = (
-        config.fraction("embed_dropout", 0.0),
-        config.fraction("attention_dropout", 0.0),
-    )
-    root = "attn.attention"
-    attention_layer = [
-        linear(f"{root}.q_proj", hidden, heads * head_dim),
-        linear(f"{root}.k_proj", hidden, kv_heads * head_dim, shares_input=True),
-        linear(f"{root}.v_proj", hidden, kv_heads * head_dim, shares_input=True),
-        attention(f"{root}.core", heads, kv_heads, head_dim, dropout=attention_dropout),
-        linear(f"{root}.out_proj", heads * head_dim, hidden),
-    ]
-    mlp = [
-        linear("mlp.c_fc_0", hidden, ffn),
-        linear("mlp.c_fc_1", hidden, ffn, shares_input=True),
-        activation("mlp.act", ffn, act, gated=True),
-        linear("mlp.c_proj", ffn, hidden),
-    ]
-    norms = rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)
-    adds = residual("attn.residual", hidden), residual("mlp.residual", hidden)
-    order = (
-        "ln_1", f"{root}.k_proj", f"{root}.v_proj", f"{root}.q_proj", f"{root}.out_proj", "ln_2",
-        "mlp.c_fc_0", "mlp.c_fc_1", "mlp.c_proj",
-    )  # fmt: skip
-    block = set_registration(attention_mlp_block("ExaoneBlock", norms, attention_layer, mlp, adds), *order)
-    words = [embedding("transformer.wte", config.integer("vocab_size"), hidden)]
-    if embedding_dropout:
-        words.append(residual("transformer.drop", hidden, embedding_dropout))
-    return language_model(
-        config,
-        hidden,
-        words,
-        [block] * config.num_blocks("num_layers"),
-        config.integer("max_position_embeddings", 2048),
-        final=[rms_norm("transformer.ln_f", hidden)],
-    )

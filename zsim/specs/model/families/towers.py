@@ -66,11 +66,8 @@ def siglip_tower(config: ConfigReader, width: int) -> Tower:
 
 def paligemma_tower(config: ConfigReader, width: int) -> Tower:
     """PaliGemma's: SigLIP, of which every patch is a token."""
-    config = config.add_defaults(
-        hidden_size=1152, intermediate_size=4096, patch_size=14, num_hidden_layers=27, num_attention_heads=16,
-        vision_use_head=False,
-    )  # fmt: skip
-    projector = linear(f"model.{_PROJECTOR}.linear", config.integer("hidden_size"), width, bias=True)
+    config.check_width("projection_dim", 2048, width)
+    projector = linear(f"model.{_PROJECTOR}.linear", config.integer("hidden_size", 768), width, bias=True)
     return _siglip(config, width, [projector], 1)
 
 
@@ -138,13 +135,17 @@ def internvit_tower(config: ConfigReader, width: int) -> Tower:
         "layernorm_before", "layernorm_after",
     )  # fmt: skip
     root, merged = f"{_VISION}.embeddings", 4 * hidden
+    rows = {
+        "cls_token": 1,
+        "mask_token": int(config.boolean("use_mask_token", False)),
+        "position_embeddings": (side // patch) ** 2 + 1
+        if config.boolean("use_absolute_position_embeddings", True)
+        else 0,
+    }
     embeddings = Module(
         f"{root}.position_embeddings",
         residual("", hidden).op_spec,
-        (
-            Parameter("cls_token", (1, 1, hidden)),
-            Parameter("position_embeddings", (1, (side // patch) ** 2 + 1, hidden)),
-        ),
+        tuple(Parameter(name, (1, count, hidden)) for name, count in rows.items() if count),
         parameter_owner=root,
     )
     has_norm = not config.boolean("use_mean_pooling", True)
@@ -382,10 +383,10 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
         )
     if (strategy := config.string("vision_feature_select_strategy", "default")) != "default":
         raise config.error(f"'vision_feature_select_strategy' is '{strategy}'; expected 'default'")
-    hidden, inner = config.integer("hidden_size", 1024), config.integer("intermediate_size", 4096)
-    patch, side = config.integer("patch_size", 14), config.integer("image_size", 336)
+    hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 3072)
+    patch, side = config.integer("patch_size", 32), config.integer("image_size", 224)
     block = clip_block(
-        config, "CLIPEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"), heads=16
+        config, "CLIPEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"), heads=12
     )
     has_bias = config.boolean("multimodal_projector_bias", True)
     root, projector = f"{_VISION}.embeddings", f"model.{_PROJECTOR}"
@@ -409,7 +410,7 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
             on_rows(embedding(f"{root}.position_embedding", (side // patch) ** 2 + 1, hidden), "patches"),
             on_rows(layer_norm(f"{_VISION}.pre_layrnorm", hidden), "patches"),
         ),
-        blocks=(block,) * config.num_blocks("num_hidden_layers", 24),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 12),
         after=projector_modules(after, width, [norm.name]),
         block_prefix=f"{_VISION}.encoder.layers",
         hidden_size=hidden,
