@@ -290,6 +290,7 @@ def gemma4_unified_tower(config: ConfigReader, width: int) -> Tower:
     modules see the padding to `max_soft_tokens`.
     """
     hidden, root = config.integer("mm_embed_dim", 3840), "model.embed_vision"
+    config.check_width("output_proj_dims", 3840, hidden, "tower")
     side = config.integer("patch_size", 16) * config.integer("pooling_kernel_size", 3)
     features = 3 * side * side
     positions = Module(
