@@ -97,7 +97,7 @@ def test_a_merger_of_another_width_than_the_language_models_is_refused() -> None
 
 def test_flat_files_of_older_releases_have_the_same_model() -> None:
     """Qwen2.5-VL's own config.json has the language model's keys beside `vision_config`."""
-    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
     nested = {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": vision}
     flat = {**TEXT, "model_type": "qwen2_5_vl", "vision_config": vision}
     models = [model_from_config(config, "tiny", "tiny.json") for config in (nested, flat)]

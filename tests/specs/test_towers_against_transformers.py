@@ -197,6 +197,10 @@ AUDIO: dict[str, dict[str, Any]] = {
     "Qwen2Audio": {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_config": WHISPER},
     "Voxtral": {"text_config": {**TEXT, "model_type": "llama"}, "audio_config": WHISPER},
     "AudioFlamingo3": {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_config": WHISPER},
+    "Qwen3ASR": {
+        "text_config": {**TEXT, "model_type": "qwen3"},
+        "audio_config": {**WHISPER, "output_dim": 64, "downsample_hidden_size": 16},
+    },
     "Qwen2_5OmniThinker": {
         "text_config": {**TEXT, "tie_word_embeddings": False}, "audio_config": {**WHISPER, "output_dim": 64},
         "vision_config": {**OF_QWEN2_5, "num_position_embeddings": None},

@@ -38,7 +38,6 @@ from zsim.specs.model.families import (
     state_spaces,
     t5,
 )
-from zsim.specs.model.families import llama_variants as variants
 from zsim.specs.model.multimodal import add_towers, split_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import kinds_with, role_of
@@ -73,7 +72,7 @@ _FAMILIES: dict[str, ModelFamily] = {
         name: ModelFamily(decoders.builder_of(facts), {key: tuple(v) for key, v in facts.aliases.items()})
         for name, facts in decoders.decoders().items()
     },
-    "qwen": ModelFamily(variants.qwen),
+    "qwen": ModelFamily(classic.qwen),
     "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
     "longcat_flash": ModelFamily(
@@ -120,7 +119,6 @@ _FAMILIES: dict[str, ModelFamily] = {
         },
     ),
     "opt": ModelFamily(classic.opt),
-    "smollm3": ModelFamily(variants.smollm3),
     "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
     "qwen3_5_text": ModelFamily(delta.qwen3_5),
     "qwen3_5_moe_text": ModelFamily(delta.qwen3_5_moe, _MOE_NAMES),

@@ -146,6 +146,9 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
         audio=audio_towers.audio_flamingo_tower,
         text_defaults={**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016},
     ),
+    "qwen3_asr": MultimodalFamily(
+        None, "qwen3", audio=audio_towers.qwen3_asr_tower, text_defaults={"tie_word_embeddings": True}
+    ),
     "qwen2_5_omni_thinker": MultimodalFamily(
         qwen_towers.qwen2_5_vl_tower, "qwen2_5_omni_text", audio=audio_towers.qwen2_5_omni_tower
     ),

@@ -117,7 +117,6 @@ def language_model(
     head_bias: bool = False,
     softcaps: bool = False,
     scales: bool = False,
-    not_simulated: str | None = None,
     registration: Sequence[str] = (),
 ) -> ModelSpec:
     """Embeddings, blocks, the `final` modules (default: GPT-2's norm), LM head, loss.
@@ -148,7 +147,6 @@ def language_model(
         block_prefix=root,
         is_tied=is_tied,
         source=config.where,
-        not_simulated=not_simulated,
         registered_before_blocks=tuple(name for name in registration if name in owners) or None,
     )
 

@@ -1,14 +1,15 @@
-"""Falcon, MPT, BLOOM and OPT.
+"""Falcon, MPT, BLOOM, OPT and Qwen of 2023.
 
 Modules are in the order in which they run. Names, shapes and defaults are as in transformers 5.23
 (`modeling_falcon.py`, `modeling_mpt.py`, `modeling_bloom.py`, `modeling_opt.py` and their
-`configuration_*.py`).
+`configuration_*.py`), Qwen's as in the `modeling_qwen.py` that is published with its weights.
 """
 
 from __future__ import annotations
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
+    activation,
     attention,
     attention_mlp_block,
     embedding,
@@ -17,6 +18,7 @@ from zsim.specs.model.families.builders import (
     linear,
     plain_mlp,
     residual,
+    rms_norm,
     separate_qkv,
     set_registration,
     word_embedding,
@@ -192,3 +194,48 @@ def _opt_block(config: ConfigReader, hidden: int, *, is_before: bool, is_affine:
         "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
     )  # fmt: skip
     return set_registration(Block("OPTDecoderLayer", modules), *order)
+
+
+def qwen(config: ConfigReader) -> ModelSpec:
+    """Qwen of 2023 has one projection for q, k and v, with a bias.
+
+    `intermediate_size` counts both halves of the gated MLP. It has plain RMSNorm and rotary positions. The
+    fused ones of flash-attn's extras, which its code takes where they are installed, are not taken.
+    """
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    width = config.integer("kv_channels", hidden // heads)
+    ffn, has_bias = config.integer("intermediate_size") // 2, not config.boolean("no_bias", True)
+    core = [
+        linear("attn.c_attn", hidden, 3 * heads * width, bias=True),
+        attention(
+            "attn.core",
+            heads,
+            heads,
+            width,
+            dropout=config.fraction("attn_dropout_prob", 0.0),
+            splits_fused_qkv=True,
+        ),
+        linear("attn.c_proj", heads * width, hidden, bias=has_bias),
+    ]
+    mlp = [
+        linear("mlp.w1", hidden, ffn, bias=has_bias),
+        linear("mlp.w2", hidden, ffn, bias=has_bias, shares_input=True),
+        activation("mlp.act", ffn, "silu", gated=True),
+        linear("mlp.c_proj", ffn, hidden, bias=has_bias),
+    ]
+    block = attention_mlp_block(
+        "QWenBlock",
+        (rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)),
+        core,
+        mlp,
+        (residual("attn.residual", hidden), residual("mlp.residual", hidden)),
+    )
+    order = "ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.w1", "mlp.w2", "mlp.c_proj"
+    return language_model(
+        config,
+        hidden,
+        [embedding("transformer.wte", config.integer("vocab_size"), hidden)],
+        [set_registration(block, *order)] * config.num_blocks("num_hidden_layers"),
+        config.integer("max_position_embeddings", 8192),
+        final=[rms_norm("transformer.ln_f", hidden)],
+    )

@@ -40,6 +40,7 @@ from zsim.specs.model.families.llama import (
     gated_mlp,
     layer_windows,
     partial_rotary,
+    rotary_layers,
 )
 from zsim.specs.model.families.mixers import rename_modules
 from zsim.specs.model.families.moe import dense_layers, routed_mlp
@@ -203,8 +204,10 @@ class Decoder(_Table):
     window_offset_key: str = ""
     """The key of a number of first layers, all without a window, behind which the intervals begin."""
     windowed: WindowedLayers = WindowedLayers()
-    rotates: Literal["all", "windowed"] = "all"
-    """Where a model has windows, only layers with one may have rotary positions."""
+    rotates: Literal["all", "windowed", "listed"] = "all"
+    """Where a model has windows, only layers with one may have rotary positions. "listed": those that
+    `no_rope_layers` says, and the others have windows.
+    """
     mlp: Literal["gated", "plain", "fused"] = "gated"
     """Gate and up, one product and an activation, or gate and up in one product."""
     mlp_names: tuple[str, str, str] = ("mlp.up_proj", "mlp.act_fn", "mlp.down_proj")
@@ -277,7 +280,12 @@ class _Builder:
         heads = (config.integers(facts.heads_key) if facts.heads_key else ()) or [shape.heads] * shape.layers
         if len(heads) != shape.layers:
             raise config.error(f"'{facts.heads_key}' has {len(heads)} numbers; expected {shape.layers}")
-        kinds = list(zip(windows, (index in dense for index in range(shape.layers)), heads, strict=True))
+        rotates_all = facts.rotates == "all" or self._window is None
+        rotary = [rotates_all or window is not None for window in windows]
+        if facts.rotates == "listed":
+            rotary = rotary_layers(config, shape.layers)
+        is_dense = [index in dense for index in range(shape.layers)]
+        kinds = list(zip(windows, is_dense, heads, rotary, strict=True))
         model = language_model(
             config,
             shape.hidden,
@@ -354,6 +362,8 @@ class _Builder:
             local = [index >= first for index in range(layers)]
         elif facts.window_key and window is None:
             return [None] * layers
+        elif facts.rotates == "listed":
+            local = [not has_rotary for has_rotary in rotary_layers(config, layers)]
         return layer_windows(config, layers, window, local)
 
     def _dense_layers(self) -> frozenset[int]:
@@ -373,10 +383,10 @@ class _Builder:
         last = self.config.integer(experts.last, -1, minimum=-1) if experts.last else -1
         return dense_layers(self.config, layers, first, layers if last == -1 else last + 1)
 
-    def _block(self, kind: tuple[int | None, bool, int]) -> Block:
-        window, is_dense, heads = kind
+    def _block(self, kind: tuple[int | None, bool, int, bool]) -> Block:
+        window, is_dense, heads, rotary = kind
         facts, hidden = self.facts, self.shape.hidden
-        attention = self._attention(window, heads)
+        attention = self._attention(window, heads, rotary=rotary)
         mlp = self._mlp() if is_dense or facts.experts is None else self._experts(facts.experts)
         if facts.is_parallel:
             mlp[0] = replace(mlp[0], shares_input=True)
@@ -430,7 +440,7 @@ class _Builder:
             return Module(name, Norm(width, kind), (Parameter("weight", (width,)),))
         return rms_norm(name, width, kind=kind)
 
-    def _attention(self, window: int | None, heads: int) -> list[Module]:
+    def _attention(self, window: int | None, heads: int, *, rotary: bool) -> list[Module]:
         facts, shape = self.facts, replace(self.shape, heads=heads)
         if facts.is_latent:
             values = facts.value_dim or shape.hidden // shape.heads
@@ -447,7 +457,7 @@ class _Builder:
             qk_norm=facts.qk_norm if has_norm else "none",
             norm=facts.norm,
             window=window,
-            rotary=facts.rotates == "all" or self._window is None or window is not None,
+            rotary=rotary,
         )
         values = self.config.integer("v_head_dim", facts.value_dim) if facts.value_dim else shape.head_dim
         if facts.is_square and shape.heads * values != shape.hidden:
