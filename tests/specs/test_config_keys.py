@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from validation.models import config_keys
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.huggingface import model_from_config
 
 TEXT = {
@@ -42,6 +42,12 @@ def test_what_no_model_of_the_class_can_have_is_refused_by_its_key(config: dict[
     values = {**config, "text_config": TEXT} if "vision_config" in config else {**TEXT, **config}
     with pytest.raises(InputError, match=key):
         model_from_config(values, "tiny", "config.json")
+
+
+@pytest.mark.parametrize("model_type", ["qwen4_exp", "qwen4_exp_text", "inkling_mm_model", "inkling_text"])
+def test_a_type_of_this_year_without_a_plan_is_refused_with_the_reason(model_type: str) -> None:
+    with pytest.raises(NotSimulatedError, match=f"'{model_type}': its .* in zsim"):
+        model_from_config({"model_type": model_type, **TEXT}, "tiny", "config.json")
 
 
 def test_a_head_of_values_is_as_wide_as_the_heads_of_the_model_in_minicpm3() -> None:

@@ -95,9 +95,9 @@ def class_of(model_type: str) -> Any:
         auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     )  # fmt: skip
-    if model_type in _MASKED:
-        tables = (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,)
-    name = next((table[model_type] for table in tables if model_type in table), None)
+    masked = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    searched = (masked,) if model_type in _MASKED else tables
+    name = next((table[model_type] for table in searched if model_type in table), None)
     return None if name is None else getattr(transformers, name if isinstance(name, str) else name[0], None)
 
 

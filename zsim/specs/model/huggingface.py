@@ -221,6 +221,11 @@ REFUSED_TYPES = {
     "dory": "its looped blocks with normalised weights have no plan in zsim",
     "hrm_text": "its two stacks of blocks, which run several times, have no plan in zsim",
     "dots3_note_text": "its gates of latent attention with two widths of heads have no plan in zsim",
+    "qwen4_exp": "its embeddings of hashed n-grams and hyper-connections of low rank have no plan in zsim",
+    "glm5_next": "its hyper-connections around Kimi delta and pooled sparse attention have no plan in zsim",
+    "mistral_large4": "its layers that attend to the latent keys of an earlier layer have no plan in zsim",
+    "inkling": "its scores of learned relative positions and its short convolutions have no price in zsim",
+    "muse_spark": "its gated residual and experts narrower than the model have no plan in zsim",
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
@@ -261,8 +266,9 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """The model of a parsed `config.json`, with its vision tower. `source` is named in errors."""
     refused = str(config.get("model_type"))
-    if refused in REFUSED_TYPES:
-        raise NotSimulatedError(f"{source}: model type '{refused}': {REFUSED_TYPES[refused]}")
+    for name in (refused, refused.removesuffix("_mm_model").removesuffix("_text")):
+        if name in REFUSED_TYPES:
+            raise NotSimulatedError(f"{source}: model type '{refused}': {REFUSED_TYPES[name]}")
     split = split_config(config, name, source, FAMILIES)
     values, where = split.text, split.where
     model_type = values.get("model_type")
