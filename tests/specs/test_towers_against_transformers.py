@@ -99,6 +99,7 @@ MULTIMODAL = {
     "Idefics3": CLIP,
     "SmolVLM": CLIP,
     "MiniMaxM3VL": CLIP,
+    "Lfm2Vl": {**SIGLIP, "num_patches": 256, "patch_size": 16},
 }
 MIXERS: dict[str, dict[str, Any]] = {
     "Qwen3NextConfig": {**DELTA, **EXPERTS},
@@ -175,6 +176,7 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
     text |= {"model_type": "llama"} if family in ("Llava", "Idefics3", "SmolVLM") else {}
     text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}
+    text |= {"layer_types": ["conv", "full_attention"] * 2} if family == "Lfm2Vl" else {}
     text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
     text |= (
         {**LATENT, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} if family == "Kimi_K25" else {}

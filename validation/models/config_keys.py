@@ -49,6 +49,7 @@ _FURTHER: dict[str, dict[str, Any]] = {
     "paligemma": {"projection_dim": 64},
     "qwen2_vl_vision": {"hidden_size": 64, "embed_dim": 32},
     "siglip_vision_model": {"vision_use_head": False, "patch_size": 14, "image_size": 448},
+    "siglip2_vision_model": {"vision_use_head": False},
     "voxtral_encoder": {"intermediate_size": 256},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8, "mamba_d_state": 16},
 }

@@ -67,6 +67,8 @@ _T5_NAMES = {
 }
 _MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_experts",)}
 
+_ROUTED = {"n_routed_experts": ("num_local_experts",)}
+
 _FAMILIES: dict[str, ModelFamily] = {
     **{
         name: ModelFamily(decoders.builder_of(facts), {key: tuple(v) for key, v in facts.aliases.items()})
@@ -75,65 +77,39 @@ _FAMILIES: dict[str, ModelFamily] = {
     "qwen": ModelFamily(classic.qwen),
     "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
-    "longcat_flash": ModelFamily(
-        moe_variants.longcat_flash,
-        {
-            "n_routed_experts": ("num_local_experts",),
-            "moe_topk": ("num_experts_per_tok",),
-            "ffn_hidden_size": ("intermediate_size",),
-            "expert_ffn_hidden_size": ("moe_intermediate_size",),
-        },
-    ),
+    "longcat_flash": ModelFamily(moe_variants.longcat_flash, {
+        **_ROUTED, "moe_topk": ("num_experts_per_tok",), "ffn_hidden_size": ("intermediate_size",),
+        "expert_ffn_hidden_size": ("moe_intermediate_size",),
+    }),
     "gemma4_text": ModelFamily(gemma4.gemma4),
     "gemma4_unified_text": ModelFamily(gemma4.gemma4_unified),
     "gemma3n_text": ModelFamily(gemma4.gemma3n),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
     "gptj": ModelFamily(gpt.gptj, _N_NAMES),
-    "gpt_neo": ModelFamily(
-        gpt.gpt_neo, {"num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",)}
-    ),
+    "gpt_neo": ModelFamily(gpt.gpt_neo, {
+        "num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",),
+    }),
     "gpt_neox": ModelFamily(gpt.gpt_neox),
-    "falcon": ModelFamily(
-        classic.falcon,
-        {
-            "num_hidden_layers": ("n_layer",),
-            "num_attention_heads": ("n_head",),
-            "num_kv_heads": ("n_head_kv",),
-        },
-    ),
-    "mpt": ModelFamily(
-        classic.mpt,
-        {
-            "d_model": ("hidden_size",),
-            "n_heads": ("num_attention_heads",),
-            "n_layers": ("num_hidden_layers",),
-        },
-    ),
-    "bloom": ModelFamily(
-        classic.bloom,
-        {
-            "hidden_size": ("n_embed",),
-            "n_layer": ("num_hidden_layers",),
-            "n_head": ("num_attention_heads",),
-        },
-    ),
+    "falcon": ModelFamily(classic.falcon, {
+        "num_hidden_layers": ("n_layer",), "num_attention_heads": ("n_head",), "num_kv_heads": ("n_head_kv",),
+    }),
+    "mpt": ModelFamily(classic.mpt, {
+        "d_model": ("hidden_size",), "n_heads": ("num_attention_heads",), "n_layers": ("num_hidden_layers",),
+    }),
+    "bloom": ModelFamily(classic.bloom, {
+        "hidden_size": ("n_embed",), "n_layer": ("num_hidden_layers",), "n_head": ("num_attention_heads",),
+    }),
     "opt": ModelFamily(classic.opt),
     "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
     "qwen3_5_text": ModelFamily(delta.qwen3_5),
     "qwen3_5_moe_text": ModelFamily(delta.qwen3_5_moe, _MOE_NAMES),
     "lara_mini": ModelFamily(delta.lara_mini, _MOE_NAMES),
     "olmo_hybrid": ModelFamily(delta.olmo_hybrid),
-    "nemotron_h": ModelFamily(
-        nemotron_h.nemotron_h,
-        {
-            "n_groups": ("mamba_n_groups",),
-            "conv_kernel": ("mamba_d_conv",),
-            "chunk_size": ("mamba_chunk_size",),
-            "use_conv_bias": ("mamba_conv_bias",),
-            "n_routed_experts": ("num_local_experts",),
-        },
-    ),
+    "nemotron_h": ModelFamily(nemotron_h.nemotron_h, {
+        **_ROUTED, "n_groups": ("mamba_n_groups",), "conv_kernel": ("mamba_d_conv",),
+        "chunk_size": ("mamba_chunk_size",), "use_conv_bias": ("mamba_conv_bias",),
+    }),
     "granitemoehybrid": ModelFamily(
         state_spaces.granitemoehybrid, {"layer_types": ("layers_block_type",), **_MOE_NAMES}
     ),
@@ -143,22 +119,16 @@ _FAMILIES: dict[str, ModelFamily] = {
     "zamba2": ModelFamily(
         state_spaces.zamba2, {"layer_types": ("layers_block_type",), "head_dim": ("attention_head_dim",)}
     ),
-    "kimi_linear": ModelFamily(
-        kimi_linear.kimi_linear,
-        {
-            "num_local_experts": ("num_experts",),
-            "num_experts_per_tok": ("num_experts_per_token",),
-            "n_shared_experts": ("num_shared_experts",),
-            "num_expert_group": ("n_group",),
-        },
-    ),
-    "bailing_hybrid": ModelFamily(
-        kimi_linear.bailing_hybrid,
-        {"num_local_experts": ("num_experts",), "n_shared_experts": ("num_shared_experts",)},
-    ),
-    "deepseek_v32": ModelFamily(sparse.deepseek_v32, {"n_routed_experts": ("num_local_experts",)}),
-    "deepseek_v4": ModelFamily(deepseek_v4.deepseek_v4, {"n_routed_experts": ("num_local_experts",)}),
-    "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, {"n_routed_experts": ("num_local_experts",)}),
+    "kimi_linear": ModelFamily(kimi_linear.kimi_linear, {
+        "num_local_experts": ("num_experts",), "num_experts_per_tok": ("num_experts_per_token",),
+        "n_shared_experts": ("num_shared_experts",), "num_expert_group": ("n_group",),
+    }),
+    "bailing_hybrid": ModelFamily(kimi_linear.bailing_hybrid, {
+        "num_local_experts": ("num_experts",), "n_shared_experts": ("num_shared_experts",),
+    }),
+    "deepseek_v32": ModelFamily(sparse.deepseek_v32, _ROUTED),
+    "deepseek_v4": ModelFamily(deepseek_v4.deepseek_v4, _ROUTED),
+    "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, _ROUTED),
     "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
     "minimax_m3_vl_text": ModelFamily(minimax.minimax_m3, _MOE_NAMES),
     "lfm2": ModelFamily(lfm.lfm2),
@@ -172,7 +142,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "camembert": ModelFamily(encoders.roberta),
     "modernbert": ModelFamily(encoders.modernbert),
     "t5": ModelFamily(t5.t5, _T5_NAMES),
-}
+}  # fmt: skip
 
 
 class _Families(Mapping[str, ModelFamily]):
@@ -266,9 +236,9 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """The model of a parsed `config.json`, with its vision tower. `source` is named in errors."""
     refused = str(config.get("model_type"))
-    for name in (refused, refused.removesuffix("_mm_model").removesuffix("_text")):
-        if name in REFUSED_TYPES:
-            raise NotSimulatedError(f"{source}: model type '{refused}': {REFUSED_TYPES[name]}")
+    whole = refused.removesuffix("_mm_model").removesuffix("_text")
+    if reason := REFUSED_TYPES.get(refused, REFUSED_TYPES.get(whole)):
+        raise NotSimulatedError(f"{source}: model type '{refused}': {reason}")
     split = split_config(config, name, source, FAMILIES)
     values, where = split.text, split.where
     model_type = values.get("model_type")

@@ -53,10 +53,12 @@ class MultimodalFamily:
         return {key: builder for key, builder in builders.items() if builder is not None}
 
 
+_PROJECTOR = ("projector_hidden_size", "projector_hidden_act", "projector_bias", "multimodal_projector_bias")
 _LLAMA = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }  # fmt: skip
+_QWEN2 = {**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016}
 _IDEFICS3 = MultimodalFamily(
     towers.idefics3_tower, "llama", "model.text_model", tower_keys=("scale_factor",), text_defaults=_LLAMA
 )
@@ -95,56 +97,41 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     ),
     "internvl": MultimodalFamily(towers.internvit_tower, "qwen2"),
     "mistral3": MultimodalFamily(
-        towers.pixtral_tower,
-        "mistral",
-        tower_keys=(
-            "spatial_merge_size",
-            "multimodal_projector_bias",
-            "vision_feature_layer",
-            "projector_hidden_act",
-        ),
+        towers.pixtral_tower, "mistral",
+        tower_keys=("spatial_merge_size", "vision_feature_layer", *_PROJECTOR),
         tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
     ),
     "llava": MultimodalFamily(
-        towers.llava_tower,
-        "llama",
-        tower_keys=(
-            "vision_feature_layer",
-            "vision_feature_select_strategy",
-            "multimodal_projector_bias",
-            "projector_hidden_act",
-        ),
-        text_defaults=_LLAMA,
+        towers.llava_tower, "llama", text_defaults=_LLAMA,
+        tower_keys=("vision_feature_layer", "vision_feature_select_strategy", *_PROJECTOR),
         tower_defaults={
             "hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
             "num_hidden_layers": 24, "num_attention_heads": 16,
         },
     ),
+    "lfm2_vl": MultimodalFamily(
+        towers.lfm2_vl_tower, "lfm2", tower_keys=("downsample_factor", "projector_use_layernorm", *_PROJECTOR)
+    ),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
-    "minimax_m3_vl": MultimodalFamily(
-        towers.minimax_m3_tower, "minimax_m3_vl_text", tower_keys=("projector_hidden_size",)
-    ),
-    "step3p7": MultimodalFamily(towers.step3p7_tower, "step3p5", tower_keys=("projector_bias",)),
+    "minimax_m3_vl": MultimodalFamily(towers.minimax_m3_tower, "minimax_m3_vl_text", tower_keys=_PROJECTOR),
+    "step3p7": MultimodalFamily(towers.step3p7_tower, "step3p5", tower_keys=_PROJECTOR),
     "llama4": MultimodalFamily(
         towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
     ),
     "exaone4_5": MultimodalFamily(qwen_towers.qwen2_5_vl_tower, "exaone4"),
     "qwen2_audio": MultimodalFamily(
-        None, "qwen2", audio=audio_towers.qwen2_audio_tower,
-        text_defaults={**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016},
+        None, "qwen2", audio=audio_towers.qwen2_audio_tower, text_defaults=_QWEN2
     ),
     "voxtral": MultimodalFamily(
-        None, "llama", tower_keys=("projector_hidden_act",), audio=audio_towers.voxtral_tower,
+        None, "llama", tower_keys=_PROJECTOR, audio=audio_towers.voxtral_tower,
         text_defaults={
             "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
             "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
         },
     ),
     "audioflamingo3": MultimodalFamily(
-        None, "qwen2", tower_keys=("projector_hidden_act", "projector_bias"),
-        audio=audio_towers.audio_flamingo_tower,
-        text_defaults={**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016},
+        None, "qwen2", tower_keys=_PROJECTOR, audio=audio_towers.audio_flamingo_tower, text_defaults=_QWEN2
     ),
     "qwen3_asr": MultimodalFamily(
         None, "qwen3", audio=audio_towers.qwen3_asr_tower, text_defaults={"tie_word_embeddings": True}
