@@ -205,16 +205,10 @@ def qwen(config: ConfigReader) -> ModelSpec:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     width = config.integer("kv_channels", hidden // heads)
     ffn, has_bias = config.integer("intermediate_size") // 2, not config.boolean("no_bias", True)
+    dropout = config.fraction("attn_dropout_prob", 0.0)
     core = [
         linear("attn.c_attn", hidden, 3 * heads * width, bias=True),
-        attention(
-            "attn.core",
-            heads,
-            heads,
-            width,
-            dropout=config.fraction("attn_dropout_prob", 0.0),
-            splits_fused_qkv=True,
-        ),
+        attention("attn.core", heads, heads, width, dropout=dropout, splits_fused_qkv=True),
         linear("attn.c_proj", heads * width, hidden, bias=has_bias),
     ]
     mlp = [
@@ -223,13 +217,9 @@ def qwen(config: ConfigReader) -> ModelSpec:
         activation("mlp.act", ffn, "silu", gated=True),
         linear("mlp.c_proj", ffn, hidden, bias=has_bias),
     ]
-    block = attention_mlp_block(
-        "QWenBlock",
-        (rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)),
-        core,
-        mlp,
-        (residual("attn.residual", hidden), residual("mlp.residual", hidden)),
-    )
+    norms = rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)
+    adds = residual("attn.residual", hidden), residual("mlp.residual", hidden)
+    block = attention_mlp_block("QWenBlock", norms, core, mlp, adds)
     order = "ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.w1", "mlp.w2", "mlp.c_proj"
     return language_model(
         config,
