@@ -119,9 +119,9 @@ def files(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
     import transformers
 
     kind = type(transformers.AutoConfig.for_model(model_type))
-    base, whole = _small(kind, model_type), kind()
+    base, defaults = _small(kind, model_type), kind()
     for name, part_class in kind.sub_configs.items():
-        part = type(getattr(whole, name))
+        part = type(getattr(defaults, name))
         part = part_class if part is type(None) else part
         base[name] = {**_small(part, part.model_type), "model_type": part.model_type}
         # A file that says nothing is read as its checkpoint, in which head and embedding differ.

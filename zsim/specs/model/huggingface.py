@@ -236,8 +236,8 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """The model of a parsed `config.json`, with its vision tower. `source` is named in errors."""
     refused = str(config.get("model_type"))
-    whole = refused.removesuffix("_mm_model").removesuffix("_text")
-    if reason := REFUSED_TYPES.get(refused, REFUSED_TYPES.get(whole)):
+    base_type = refused.removesuffix("_mm_model").removesuffix("_text")
+    if reason := REFUSED_TYPES.get(refused, REFUSED_TYPES.get(base_type)):
         raise NotSimulatedError(f"{source}: model type '{refused}': {reason}")
     split = split_config(config, name, source, FAMILIES)
     values, where = split.text, split.where
