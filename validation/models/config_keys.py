@@ -204,12 +204,12 @@ def main(names: Sequence[str]) -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     known = [name for name in (*FAMILIES, *MULTIMODAL_FAMILIES) if class_of(name) is not None]
-    wrong = 0
-    for name in names or [name for name in known if name not in LEFT_OUT]:
+    wrong, types = 0, names or [name for name in known if name not in LEFT_OUT]
+    for name in types:
         for difference in differences(name):
             print(difference, flush=True)
             wrong += 1
-    print(f"{len(names or known)} types, {wrong} files counted otherwise")
+    print(f"{len(types)} types, {wrong} files counted otherwise")
     return bool(wrong)
 
 
