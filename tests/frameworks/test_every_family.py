@@ -28,7 +28,10 @@ TEXT = {
     "hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 96, "head_dim": 64,
 }  # fmt: skip
-VISION = {"image_size": 896, "patch_size": 14, "vision_use_head": False}
+VISION = {
+    "image_size": 896, "patch_size": 14, "vision_use_head": False, "out_hidden_size": 512,
+    "projection_dim": 512, "output_proj_dims": 3840, "projection_hidden_size": 1152,
+}  # fmt: skip
 ODD_HEADS = ("smollm2-135m", "smollm2-360m", "smolvlm-256m", "smolvlm-500m", "falcon-7b")
 ONE_KEY_HEAD = ("gemma-2b", "gemma3-1b", "gemma-4-e2b")
 

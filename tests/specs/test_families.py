@@ -160,8 +160,8 @@ def test_gemma_3n_goes_on_with_four_streams_of_which_a_checkpoint_holds_all() ->
 
 
 def test_every_preset_is_counted_but_those_whose_class_is_elsewhere() -> None:
-    """MPT's key names are llm-foundry's, the classes of EXAONE 3 and Qwen of 2023 beside their weights, that
-    of RWKV-7 fla's. LongCat's class has weights that its checkpoint has not.
+    """MPT's key names are llm-foundry's, the class of Qwen of 2023 beside its weights, that of RWKV-7 fla's.
+    EXAONE 3 is counted by hand. LongCat's class has weights that its checkpoint has not.
     Models with towers are counted in test_towers.py.
     """
     rest = {name for name in model_preset_names() if load_model(name).vision_tower is None} - set(COUNTED)
@@ -173,7 +173,7 @@ def test_exaone_3_has_the_parameters_of_its_card() -> None:
     """32 (2 x 4096^2 + 2 x 1024 x 4096 + 3 x 4096 x 14336 + 2 x 4096) + 2 x 102400 x 4096 + 4096."""
     model = load_model("exaone-3.5-7.8b")
     assert model.numel == 7_818_448_896
-    assert model.blocks[0].registered_modules[1].name == "attn.attention.k_proj"
+    assert model.blocks[0].kind == "LlamaDecoderLayer"  # which transformers runs
 
 
 def test_gemma_3_has_one_layer_in_six_without_a_window_and_caps_nothing() -> None:
@@ -209,10 +209,10 @@ def test_a_bidirectional_gemma_sees_half_its_window_on_each_side() -> None:
 
 def test_exaone_4_has_positions_only_where_it_has_a_window() -> None:
     """The last of four layers sees everything, without rotary positions; without windows all have them."""
-    model = build("exaone4", sliding_window_pattern="LLLG")
+    model = build("exaone4", num_key_value_heads=8, sliding_window_pattern="LLLG")
     assert [core(block).window for block in model.blocks[:4]] == [4096, 4096, 4096, None]
     assert [core(block).rotary for block in model.blocks[:4]] == [True, True, True, False]
-    whole = build("exaone4", sliding_window=None)
+    whole = build("exaone4", num_key_value_heads=8, sliding_window=None)
     assert {(core(block).window, core(block).rotary) for block in whole.blocks} == {(None, True)}
 
 

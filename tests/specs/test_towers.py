@@ -97,7 +97,7 @@ def test_a_merger_of_another_width_than_the_language_models_is_refused() -> None
 
 def test_flat_files_of_older_releases_have_the_same_model() -> None:
     """Qwen2.5-VL's own config.json has the language model's keys beside `vision_config`."""
-    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
     nested = {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": vision}
     flat = {**TEXT, "model_type": "qwen2_5_vl", "vision_config": vision}
     models = [model_from_config(config, "tiny", "tiny.json") for config in (nested, flat)]
@@ -150,6 +150,7 @@ QWEN = ImageRule(16, 2, 65_536, 16_777_216)
 GLM = ImageRule(14, 2, 6272, 5_880_000)
 KIMI = ImageRule(14, 2, 0, 16_384 * 14**2, resizing="never up", max_side=512 * 14)
 GEMMA4 = ImageRule(16, 3, 0, 280 * 48**2, resizing="fills")
+LFM2 = ImageRule(16, 2, 64 * 32**2, 256 * 32**2, tile=512, max_tiles=10, tiling="nearest aspect", min_tiles=2)
 TILES: dict[str, Any] = {"tile": 448, "max_tiles": 12, "class_tokens": 1}
 
 
@@ -165,6 +166,9 @@ TILES: dict[str, Any] = {"tile": 448, "max_tiles": 12, "class_tokens": 1}
         (KIMI, (4000, 3000), (1, 150 * 112, 75 * 56)),  # 285 x 214 patches, scaled by 0.518, and padded
         (GEMMA4, (500, 500), (1, 2520, 16 * 16)),  # 803 pixels a side would fill it: 16.7 tokens of 48
         (GEMMA4.set_bounds(max_pixels=70 * 48**2), (10, 1000), (1, 630, 70)),  # 40 pixels wide: one token
+        (LFM2, (64, 64), (1, 1024, 8 * 8)),  # enlarged to 64 tokens at least, on the rows of a tile
+        (LFM2, (640, 480), (1, 1024, 18 * 13)),  # not above two tiles' pixels: 20 x 15 tokens over 1.08
+        (LFM2, (1024, 768), (7, 1024, 6 * 256 + 18 * 13)),  # 3 x 2 are nearest to 4 : 3, and all of it
         (ImageRule(14, 4, tile=896), (300, 5000), (1, 4096, 256)),  # Gemma 3: always 896 x 896
         (ImageRule(14, 2, **TILES, tiling="nearest aspect"), (448, 448), (1, 1025, 256)),
         (

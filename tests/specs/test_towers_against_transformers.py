@@ -99,6 +99,7 @@ MULTIMODAL = {
     "Idefics3": CLIP,
     "SmolVLM": CLIP,
     "MiniMaxM3VL": CLIP,
+    "Lfm2Vl": {**SIGLIP, "num_patches": 256, "patch_size": 16},
 }
 MIXERS: dict[str, dict[str, Any]] = {
     "Qwen3NextConfig": {**DELTA, **EXPERTS},
@@ -175,6 +176,7 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
     text |= {"model_type": "llama"} if family in ("Llava", "Idefics3", "SmolVLM") else {}
     text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}
+    text |= {"layer_types": ["conv", "full_attention"] * 2} if family == "Lfm2Vl" else {}
     text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
     text |= (
         {**LATENT, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} if family == "Kimi_K25" else {}
@@ -197,6 +199,10 @@ AUDIO: dict[str, dict[str, Any]] = {
     "Qwen2Audio": {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_config": WHISPER},
     "Voxtral": {"text_config": {**TEXT, "model_type": "llama"}, "audio_config": WHISPER},
     "AudioFlamingo3": {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_config": WHISPER},
+    "Qwen3ASR": {
+        "text_config": {**TEXT, "model_type": "qwen3"},
+        "audio_config": {**WHISPER, "output_dim": 64, "downsample_hidden_size": 16},
+    },
     "Qwen2_5OmniThinker": {
         "text_config": {**TEXT, "tie_word_embeddings": False}, "audio_config": {**WHISPER, "output_dim": 64},
         "vision_config": {**OF_QWEN2_5, "num_position_embeddings": None},

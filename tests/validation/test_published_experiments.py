@@ -15,7 +15,7 @@ from validation.published.job import row_experiment
 from validation.published.predict import shipped_tables
 from validation.published.sources import complete_run, source_rules
 from validation.published.table import PublishedRun, read_runs
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import load_experiment
 
 # Rows of these take seconds each; validation/published/experiments.py has them all.
@@ -136,3 +136,15 @@ def test_every_rule_of_the_sources_is_of_some_row() -> None:
         and not ("megatron-ci" in when.get("source", "") and "source_ref" in when)
         and not ("megatron-ci" in when.get("source", "") and "moe" in when.get("notes", ""))
     ] == []
+
+
+@pytest.mark.parametrize("is_strangers", [False, True])
+def test_a_mean_with_the_first_step_in_it_is_compared_with_nothing(is_strangers: bool) -> None:
+    """Ten steps of ten (Gemma 4's card), and steps 91 to 100 (Nemotron 3 Super's pretraining)."""
+    folder = "Megatron-Bridge examples/model_verification_cards"
+    cells = {"source_ref": f"{folder}/gemma-4-26b-a4b-it/card.yaml@cc59a637a items/sft/H100"}
+    run = PublishedRun("r", "megatron-bridge-cards-3", "report", cells, "x", is_strangers)
+    with pytest.raises(NotSimulatedError, match="first step"):
+        complete_run(run)
+    cells = {"source_ref": f"{folder}/nemotron-3-super-120b-a12b/card.yaml@cc59a637a items/pretrain/H100"}
+    assert complete_run(PublishedRun("r", "s", "report", cells, "x", is_strangers)).run.cells == cells

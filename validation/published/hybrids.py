@@ -44,7 +44,7 @@ def _hybrid_config(run: PublishedRun, shape: Mapping[str, int]) -> dict[str, Any
     if "pattern" in arch:
         return config | _nemotron(arch, moe)
     if "gdn_layers" in arch:
-        return config | _qwen(run, arch, moe, shape["n_layers"])
+        return config | _qwen(run, arch, moe, shape)
     raise NotSimulatedError(f"a model of {', '.join(arch)} is not simulated from a table")
 
 
@@ -73,7 +73,10 @@ def _nemotron(arch: Mapping[str, str], moe: Mapping[str, str]) -> dict[str, Any]
     return config
 
 
-def _qwen(run: PublishedRun, arch: Mapping[str, str], moe: Mapping[str, str], layers: int) -> dict[str, Any]:
+def _qwen(
+    run: PublishedRun, arch: Mapping[str, str], moe: Mapping[str, str], shape: Mapping[str, int]
+) -> dict[str, Any]:
+    layers = shape["n_layers"]
     config: dict[str, Any] = {
         "model_type": "qwen3_5_moe_text" if moe else "qwen3_5_text",
         "num_hidden_layers": layers,
@@ -91,10 +94,10 @@ def _qwen(run: PublishedRun, arch: Mapping[str, str], moe: Mapping[str, str], la
             "moe_intermediate_size": int(moe["moe_ffn"]),
             "shared_expert_intermediate_size": int(moe["shared_ffn"]),
         }
-    return config | _qwen_tower(_note(run, "vlm"), is_routed=bool(moe))
+    return config | _qwen_tower(_note(run, "vlm"), shape["hidden"], is_routed=bool(moe))
 
 
-def _qwen_tower(tower: Mapping[str, str], *, is_routed: bool) -> dict[str, Any]:
+def _qwen_tower(tower: Mapping[str, str], width: int, *, is_routed: bool) -> dict[str, Any]:
     """Keys of a model with a tower, none for a model of text."""
     if "tower_layers" not in tower:
         return {}
@@ -104,7 +107,10 @@ def _qwen_tower(tower: Mapping[str, str], *, is_routed: bool) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "model_type": "qwen3_5_moe" if is_routed else "qwen3_5",
-        "vision_config": {key: int(tower[name]) for key, name in keys.items()},
+        "vision_config": {
+            "out_hidden_size": width,
+            **{key: int(tower[name]) for key, name in keys.items()},
+        },
     }
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from validation.published.parallelism import stated_degrees
 from validation.published.table import PublishedRun
 from validation.published.vocabulary import canonical_text
+from zsim.errors import NotSimulatedError
 from zsim.reading import parse_toml
 from zsim.specs.experiment.overrides import set_dotted_key
 from zsim.specs.messages import validate_table
@@ -38,6 +39,8 @@ class SourceRule(BaseModel):
         default={}, alias="set"
     )
     assume: str | None = None
+    leaves_out: bool = False
+    """The row's time is not that of a step in the middle of a run: it is compared with nothing."""
 
     @property
     def is_of_one_source(self) -> bool:
@@ -48,7 +51,7 @@ class SourceRule(BaseModel):
     def applies(self, run: PublishedRun, kind: str) -> bool:
         """Whether the rule is about the row. `kind` is the kind of its strategy, or "" before it is known.
         Rules on single sources are about no row that is read as a stranger would."""
-        if run.is_strangers and self.is_of_one_source:
+        if run.is_strangers and self.is_of_one_source and not self.leaves_out:
             return False
         return all(_matches(run, kind, *condition) for condition in self.when.items()) and not any(
             _matches(run, kind, *condition) for condition in self.unless.items()
@@ -90,13 +93,15 @@ class CompletedRun:
 
 def complete_run(run: PublishedRun) -> CompletedRun:
     """The row with the torch release of `software` in the cell `torch`, and with the cells that the rules
-    fill in."""
+    fill in. Raises NotSimulatedError for one that a rule leaves out."""
     release = re.search(r"torch (1\.\d+)", run.text("software"), re.IGNORECASE)
     if release and not run.text("torch"):
         run = _fill_cells(run, {"torch": release[1]})
     run = _fill_cells(run, stated_degrees(run))
     assumptions: list[str] = []
     for rule in source_rules():
+        if rule.leaves_out and rule.applies(run, ""):
+            raise NotSimulatedError(f"the published time is of no single step: {' '.join(rule.why.split())}")
         if rule.cells and rule.applies(run, ""):
             run = _fill_cells(run, rule.cells)
             assumptions += [rule.assume] if rule.assume else []

@@ -138,8 +138,6 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
 
 def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, placement: Placement) -> Job:
     model = library.model(experiment.model)
-    if model.not_simulated:
-        raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
     experiment, software_notes = apply_software(experiment, cluster)
     table = experiment.strategy
     layout = resolve_layout(experiment, model, cluster, placement)

@@ -168,6 +168,11 @@ class ConfigReader:
             )
         return hidden_size // num_heads
 
+    def check_width(self, key: str, default: int, expected: int, owner: str = "language model") -> None:
+        """Raises InputError unless the features that `key` says are those of the module behind."""
+        if (value := self.integer(key, default)) != expected:
+            raise self.error(f"'{key}' is {value:,}; expected {expected:,}, the {owner}'s hidden size")
+
     def check_kv_heads(self, num_heads: int, num_kv_heads: int) -> None:
         """Raises InputError unless query heads are shared evenly among key/value heads."""
         if num_heads % num_kv_heads:

@@ -3,10 +3,10 @@
 Read in transformers 5.24: image_processing_qwen2_vl.py `smart_resize` (Qwen2-VL to Qwen 3.6, with the bounds
 of each), image_processing_glm4v.py (the same, of an image taken as two frames),
 image_processing_kimi_k25.py `navit_resize`, image_processing_gemma4.py `get_aspect_ratio_preserving_size`,
-image_processing_got_ocr2.py `get_optimal_tiled_canvas` (InternVL), image_processing_llama4.py
-`get_best_fit`, processing_gemma3.py, image_processing_idefics3.py `resize_for_vision_encoder` (and
-SmolVLM's), image_processing_minimax_m3_vl.py, image_processing_llava.py, image_processing_step3p7.py
-`_plan_patches`.
+image_processing_got_ocr2.py `get_optimal_tiled_canvas` (InternVL), image_processing_lfm2_vl.py
+`resize_and_split`, image_processing_llama4.py `get_best_fit`, processing_gemma3.py,
+image_processing_idefics3.py `resize_for_vision_encoder` (and SmolVLM's), image_processing_minimax_m3_vl.py,
+image_processing_llava.py, image_processing_step3p7.py `_plan_patches`.
 """
 
 from __future__ import annotations
@@ -103,6 +103,10 @@ class ImageRule:
     tile: int = 0
     """Pixels on the side of a tile, all of which have equal size."""
     max_tiles: int = 1
+    min_tiles: int = 1
+    """The fewest tiles of images with more than twice `max_pixels`, beside which stands the whole image as
+    scaled between the bounds. Smaller ones are that alone, on the rows of a tile. 1 without this rule.
+    """
     tiling: Tiling = "none"
     """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image, or
     `max_tiles` on the longer side and as few as hold the image on the other.
@@ -145,8 +149,10 @@ class ImageRule:
         if self.crop:
             return self._with_crops(width, height)
         if self.tile:
-            tiles = self._tiles(width, height)
             patches = (self.tile // self.patch) ** 2
+            if self.min_tiles > 1:
+                return self._whole_and_tiles(width, height, patches)
+            tiles = self._tiles(width, height)
             return ImageSize(tiles, patches + self.class_tokens, tiles * (self.tile // self.factor) ** 2)
         if self.resizing == "fills":
             width, height = self._fill(width, height)
@@ -227,6 +233,14 @@ class ImageRule:
         mean = average_size(views, (1, crops))
         return ImageSize(mean.tiles * (1 + crops), mean.patches, mean.tokens * (1 + crops))
 
+    def _whole_and_tiles(self, width: int, height: int, patches: int) -> ImageSize:
+        columns, rows = (round(side / self.factor) or 0.5 for side in (width, height))
+        resized = self._resize(width, height)
+        tokens, tiles = resized[0] * resized[1] // self.factor**2, 1
+        if columns * rows * self.factor**2 > 2 * self.max_pixels:
+            tiles = self._tiles(width, height)
+        return ImageSize(tiles, patches, tokens + (tiles - 1) * (self.tile // self.factor) ** 2)
+
     def _tiles(self, width: int, height: int) -> int:
         """Tiles of an image, and one of the whole image where there are several."""
         if self.tiling == "none":
@@ -239,6 +253,7 @@ class ImageRule:
             (columns, rows)
             for columns in range(1, self.max_tiles + 1)
             for rows in range(1, self.max_tiles // columns + 1)
+            if columns * rows >= self.min_tiles
         ]
         choose = _nearest_aspect if self.tiling == "nearest aspect" else _largest_scale
         columns, rows = choose(grids, width, height, self.tile)

@@ -39,6 +39,10 @@ class MultimodalFamily:
     """Keys beside the tower's configuration that are the projector's."""
     text_defaults: Mapping[str, Any] = field(default_factory=dict)
     """The sizes of the language model where the file leaves them out."""
+    tower_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The sizes of the vision tower of a file without its configuration."""
+    has_optional_towers: bool = False
+    """A tower without its configuration is not there. False for one with the sizes of the class."""
     audio: Builder | None = None
     """The builder of its tower of sounds, which runs first."""
 
@@ -49,10 +53,12 @@ class MultimodalFamily:
         return {key: builder for key, builder in builders.items() if builder is not None}
 
 
+_PROJECTOR = ("projector_hidden_size", "projector_hidden_act", "projector_bias", "multimodal_projector_bias")
 _LLAMA = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }  # fmt: skip
+_QWEN2 = {**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016}
 _IDEFICS3 = MultimodalFamily(
     towers.idefics3_tower, "llama", "model.text_model", tower_keys=("scale_factor",), text_defaults=_LLAMA
 )
@@ -65,67 +71,70 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "qwen3_5": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_text"),
     "qwen3_5_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_moe_text"),
     "paligemma": MultimodalFamily(
-        towers.paligemma_tower, "gemma", text_defaults={"tie_word_embeddings": True}
+        towers.paligemma_tower, "gemma", tower_keys=("projection_dim",),
+        text_defaults={"tie_word_embeddings": True},
+        tower_defaults={
+            "hidden_size": 1152, "intermediate_size": 4096, "patch_size": 14, "num_hidden_layers": 27,
+            "num_attention_heads": 16, "vision_use_head": False,
+        },
     ),
     "gemma3": MultimodalFamily(towers.siglip_tower, "gemma3_text"),
-    "gemma4": MultimodalFamily(towers.gemma4_tower, "gemma4_text", audio=audio_towers.gemma4_sounds),
+    "gemma4": MultimodalFamily(
+        towers.gemma4_tower, "gemma4_text", audio=audio_towers.gemma4_sounds, has_optional_towers=True
+    ),
     "gemma4_unified": MultimodalFamily(
-        towers.gemma4_unified_tower, "gemma4_unified_text", audio=audio_towers.gemma4_unified_sounds
+        towers.gemma4_unified_tower, "gemma4_unified_text", audio=audio_towers.gemma4_unified_sounds,
+        has_optional_towers=True,
     ),
     "glm4v": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_text"),
     "glm46v": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_text"),
     "glm4v_moe": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_moe_text"),
-    "kimi_k25": MultimodalFamily(qwen_towers.kimi_k25_tower, "deepseek_v3"),
+    "kimi_k25": MultimodalFamily(
+        qwen_towers.kimi_k25_tower, "deepseek_v3", tower_keys=("projection_hidden_size",)
+    ),
     "kimi_vl": MultimodalFamily(
         qwen_towers.kimi_vl_tower, "deepseek_v3", "language_model.model", "language_model.lm_head"
     ),
     "internvl": MultimodalFamily(towers.internvit_tower, "qwen2"),
     "mistral3": MultimodalFamily(
-        towers.pixtral_tower,
-        "mistral",
-        tower_keys=(
-            "spatial_merge_size",
-            "multimodal_projector_bias",
-            "vision_feature_layer",
-            "projector_hidden_act",
-        ),
+        towers.pixtral_tower, "mistral",
+        tower_keys=("spatial_merge_size", "vision_feature_layer", *_PROJECTOR),
+        tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
     ),
     "llava": MultimodalFamily(
-        towers.llava_tower,
-        "llama",
-        tower_keys=(
-            "vision_feature_layer",
-            "vision_feature_select_strategy",
-            "multimodal_projector_bias",
-            "projector_hidden_act",
-        ),
-        text_defaults=_LLAMA,
+        towers.llava_tower, "llama", text_defaults=_LLAMA,
+        tower_keys=("vision_feature_layer", "vision_feature_select_strategy", *_PROJECTOR),
+        tower_defaults={
+            "hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
+            "num_hidden_layers": 24, "num_attention_heads": 16,
+        },
+    ),
+    "lfm2_vl": MultimodalFamily(
+        towers.lfm2_vl_tower, "lfm2", tower_keys=("downsample_factor", "projector_use_layernorm", *_PROJECTOR)
     ),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
-    "minimax_m3_vl": MultimodalFamily(
-        towers.minimax_m3_tower, "minimax_m3_vl_text", tower_keys=("projector_hidden_size",)
-    ),
-    "step3p7": MultimodalFamily(towers.step3p7_tower, "step3p5", tower_keys=("projector_bias",)),
+    "minimax_m3_vl": MultimodalFamily(towers.minimax_m3_tower, "minimax_m3_vl_text", tower_keys=_PROJECTOR),
+    "step3p7": MultimodalFamily(towers.step3p7_tower, "step3p5", tower_keys=_PROJECTOR),
     "llama4": MultimodalFamily(
         towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
     ),
     "exaone4_5": MultimodalFamily(qwen_towers.qwen2_5_vl_tower, "exaone4"),
     "qwen2_audio": MultimodalFamily(
-        None, "qwen2", audio=audio_towers.qwen2_audio_tower,
-        text_defaults={**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016},
+        None, "qwen2", audio=audio_towers.qwen2_audio_tower, text_defaults=_QWEN2
     ),
     "voxtral": MultimodalFamily(
-        None, "llama", tower_keys=("projector_hidden_act",), audio=audio_towers.voxtral_tower,
+        None, "llama", tower_keys=_PROJECTOR, audio=audio_towers.voxtral_tower,
         text_defaults={
             "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
             "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
         },
     ),
     "audioflamingo3": MultimodalFamily(
-        None, "qwen2", tower_keys=("projector_hidden_act", "projector_bias"),
-        audio=audio_towers.audio_flamingo_tower,
-        text_defaults={**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016},
+        None, "qwen2", tower_keys=_PROJECTOR, audio=audio_towers.audio_flamingo_tower, text_defaults=_QWEN2
+    ),
+    "qwen3_asr": MultimodalFamily(
+        None, "qwen3", audio=audio_towers.qwen3_asr_tower, text_defaults={"tie_word_embeddings": True}
     ),
     "qwen2_5_omni_thinker": MultimodalFamily(
         qwen_towers.qwen2_5_vl_tower, "qwen2_5_omni_text", audio=audio_towers.qwen2_5_omni_tower
@@ -135,6 +144,9 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     ),
 }  # fmt: skip
 _TOWERS = ("vision_config", "audio_config", "vision_tower_config")
+# Their head is tied where either part of the file says it, others' where the whole does.
+_TIED_BY_TEXT = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe", "llava", "minimax_m3_vl")
+_CHANNELS = ("num_channels", "in_channels", "in_chans")
 _THINKER = "thinker_config"  # of Qwen's omni models, whose talker is not trained with it
 
 
@@ -175,8 +187,9 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
         return ModelParts(config, source)
     if family is not None and isinstance(nested, dict):
         text = {"model_type": family.text_type, **family.text_defaults, **text}
-        if "tie_word_embeddings" in config:
-            text["tie_word_embeddings"] = config["tie_word_embeddings"]
+        if "tie_word_embeddings" in config and model_type != "llama4":  # whose language model alone says it
+            is_tied = model_type in _TIED_BY_TEXT and text.get("tie_word_embeddings")
+            text["tie_word_embeddings"] = is_tied or config["tie_word_embeddings"]
     if is_text_only:
         return ModelParts(text, where)
     if family is None:
@@ -199,11 +212,21 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
     reader = ConfigReader(config, name, source, model_type)
     projector = {key: config[key] for key in family.tower_keys if key in config}
     tower_configs = [
-        (reader.nested(key).add_defaults(**projector), builder)
+        (_tower_config(reader, key, family).add_defaults(**projector), builder)
         for key, builder in family.builders.items()
-        if key not in config or config[key] is not None
+        if config.get(key) is not None or not family.has_optional_towers
     ]
     return ModelParts(text, where, tower_configs, family)
+
+
+def _tower_config(reader: ConfigReader, key: str, family: MultimodalFamily) -> ConfigReader:
+    part = reader.nested(key)
+    if reader.values.get(key) is None and key == "vision_config":
+        part = part.add_defaults(**family.tower_defaults)
+    channels = next((name for name in _CHANNELS if part.values.get(name) not in (None, 3)), None)
+    if channels is not None:
+        raise part.error(f"'{channels}' is {part.values[channels]}; expected 3, of images with three colours")
+    return part
 
 
 def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:

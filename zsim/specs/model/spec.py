@@ -162,8 +162,6 @@ class ModelSpec:
     """The prefix of the block's number (`model.layers` in `model.layers.0.self_attn.q_proj.weight`)."""
     is_tied: bool
     source: str
-    not_simulated: str | None = None
-    """The reason why zsim only counts this family."""
     registered_before_blocks: tuple[str, ...] | None = None
     """Names of the modules that `named_parameters()` lists before the blocks, in order, if they are not just
     `before` (OPT registers its final norm there), else None.

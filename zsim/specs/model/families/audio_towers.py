@@ -1,11 +1,9 @@
-"""Towers of sounds: Whisper's encoder (Qwen2-Audio, Voxtral, Audio Flamingo 3), those of Qwen's omni models
-and Gemma 4, and Gemma 4 12B's product.
+"""Towers of sounds: Whisper's encoder (Qwen2-Audio, Voxtral, Audio Flamingo 3), those of Qwen's omni models,
+Qwen3-ASR and Gemma 4, and Gemma 4 12B's product.
 
-Names, shapes and defaults as in transformers 5.24 (`modeling_qwen2_audio.py`, `modeling_voxtral.py`,
-`modeling_audioflamingo3.py`, `modeling_qwen2_5_omni.py`, `modeling_qwen3_omni_moe.py`,
-`modeling_gemma4.py`, `modeling_gemma4_unified.py` and their `configuration_*.py`). Positions are a table that
-is not trained, or a buffer. The input that the average of Qwen2-Audio and Audio Flamingo keeps for backward
-is not counted.
+Names, shapes and defaults as in transformers 5.24 (`modeling_*.py` and `configuration_*.py` of each).
+Positions are a table that is not trained, or a buffer. The input that the average of Qwen2-Audio and Audio
+Flamingo keeps for backward is not counted.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ def qwen2_5_omni_tower(config: ConfigReader, width: int) -> Tower:
     config = replace(config, aliases=_NAMES)
     hidden, output = config.integer("d_model", 1280), config.integer("output_dim", 3584)
     piece = 2 * config.integer("n_window", 100)
-    _check_output(config, output, width)
+    config.check_width("output_dim", 3584, width)
     marks = Module(
         f"{_ROOT}.audio_bos_eos_token", Operation(), (Parameter("weight", (2, output)),)
     )  # which no forward reads
@@ -83,6 +81,14 @@ def qwen2_5_omni_tower(config: ConfigReader, width: int) -> Tower:
     )
 
 
+def qwen3_asr_tower(config: ConfigReader, width: int) -> Tower:
+    """Qwen3-ASR's: Qwen3-Omni's, of other sizes, whose last products are the projector's."""
+    config = replace(config, aliases=_NAMES)
+    sizes = {"d_model": 1024, "encoder_layers": 24, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096}
+    absent = {key: size for key, size in sizes.items() if config.optional_integer(key) is None}
+    return qwen3_omni_tower(config.add_defaults(**absent), width)
+
+
 def qwen3_omni_tower(config: ConfigReader, width: int) -> Tower:
     """Qwen3-Omni's: three convolutions over time and frequency of pieces of one second, attention among eight
     of those, and every row a token.
@@ -90,7 +96,7 @@ def qwen3_omni_tower(config: ConfigReader, width: int) -> Tower:
     config = replace(config, aliases=_NAMES)
     hidden, output = config.integer("d_model", 1280), config.integer("output_dim", 3584)
     channels, piece = config.integer("downsample_hidden_size", 480), 2 * config.integer("n_window", 50)
-    _check_output(config, output, width)
+    config.check_width("output_dim", 3584, width)
     bins, rule = config.integer("num_mel_bins", 128), SoundRule(piece, merge=1, halvings=3)
     rule = replace(rule, window=rule.rows_of(piece) * (config.integer("n_window_infer", 800) // piece))
     before, frames, inputs = list[Module](), piece, 1
@@ -100,13 +106,18 @@ def qwen3_omni_tower(config: ConfigReader, width: int) -> Tower:
         before += _convolution(f"{_ROOT}.conv2d{number}", (channels, inputs, 3, 3), ratio, overlap=9 / 4)
         inputs = channels
     before.append(linear(f"{_ROOT}.conv_out", channels * bins, hidden))
+    is_asr = config.family == "qwen3_asr"
+    first, last = (
+        f"{_PROJECTOR}.linear_{number}" if is_asr else f"{_ROOT}.proj{number}" for number in (1, 2)
+    )
     after = [
         layer_norm(f"{_ROOT}.ln_post", hidden),
-        linear(f"{_ROOT}.proj1", hidden, hidden, bias=True),
+        linear(first, hidden, hidden, bias=True),
         activation(f"{_ROOT}.act", hidden, config.string("activation_function", "gelu")),
-        linear(f"{_ROOT}.proj2", hidden, output, bias=True),
+        linear(last, hidden, output, bias=True),
     ]
-    return _tower(config, "Qwen3OmniMoeAudioEncoderLayer", before, after, width, rule, "frames")
+    kind = "Qwen3ASR" if is_asr else "Qwen3OmniMoe"
+    return _tower(config, f"{kind}AudioEncoderLayer", before, after, width, rule, "frames")
 
 
 def gemma4_unified_sounds(config: ConfigReader, width: int) -> Tower:
@@ -230,13 +241,6 @@ def _gemma4_mlp(name: str, hidden: int, act: str, *, is_clipped: bool) -> list[M
     ]
 
 
-def _check_output(config: ConfigReader, output: int, width: int) -> None:
-    if output != width:
-        raise config.error(
-            f"'output_dim' is {output:,}; expected {width:,}, the language model's hidden size"
-        )
-
-
 def _convolution(name: str, shape: tuple[int, ...], rows_per_row: float, *, overlap: float) -> list[Module]:
     """A convolution of so many outputs for each row of the blocks, and GELU."""
     outputs, inputs, *kernel = shape
@@ -293,7 +297,7 @@ def _whisper_tower(
 
 def _weights(module: Module, kind: str) -> tuple[Parameter, ...]:
     """The parameters of a block's module. Whisper's keys have no bias."""
-    has_none = module.name == "self_attn.k_proj" and not kind.startswith("Qwen3Omni")
+    has_none = module.name == "self_attn.k_proj" and not kind.startswith("Qwen3")
     return module.parameters[:1] if has_none else module.parameters
 
 

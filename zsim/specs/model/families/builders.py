@@ -112,23 +112,23 @@ def language_model(
     *,
     root: str = "transformer.h",
     final: Sequence[Module] | None = None,
-    is_tied: bool = False,
+    is_tied: bool | None = False,
     head_width: int | None = None,
     head_bias: bool = False,
     softcaps: bool = False,
     scales: bool = False,
-    not_simulated: str | None = None,
     registration: Sequence[str] = (),
 ) -> ModelSpec:
     """Embeddings, blocks, the `final` modules (default: GPT-2's norm), LM head, loss.
 
-    `is_tied` is the family's default of `tie_word_embeddings`. A tied head computes with the embedding's
-    weight and owns at most a bias. With `softcaps` the logits are squeezed through tanh (Gemma 2), and with
-    `scales` they are multiplied by a number. `registration` is the order of the modules around the blocks in
-    `named_parameters()`, if they do not run in that order.
+    `is_tied` is the family's default of `tie_word_embeddings`, and None where its class ties nothing. A tied
+    head computes with the embedding's weight and owns at most a bias. With `softcaps` the logits are squeezed
+    through tanh (Gemma 2), and with `scales` they are multiplied by a number. `registration` is the order of
+    the modules around the blocks in `named_parameters()`, if they do not run in that order.
     """
     final = [layer_norm("transformer.ln_f", hidden)] if final is None else final
-    vocab, is_tied = config.integer("vocab_size"), config.boolean("tie_word_embeddings", is_tied)
+    vocab = config.integer("vocab_size")
+    is_tied = is_tied is not None and config.boolean("tie_word_embeddings", is_tied)
     head = linear("lm_head", head_width or hidden, vocab, bias=head_bias)
     if is_tied:
         head = Module(head.name, head.op_spec, head.parameters[1:])
@@ -147,7 +147,6 @@ def language_model(
         block_prefix=root,
         is_tied=is_tied,
         source=config.where,
-        not_simulated=not_simulated,
         registered_before_blocks=tuple(name for name in registration if name in owners) or None,
     )
 

@@ -1,14 +1,15 @@
-"""Falcon, MPT, BLOOM and OPT.
+"""Falcon, MPT, BLOOM, OPT and Qwen of 2023.
 
 Modules are in the order in which they run. Names, shapes and defaults are as in transformers 5.23
 (`modeling_falcon.py`, `modeling_mpt.py`, `modeling_bloom.py`, `modeling_opt.py` and their
-`configuration_*.py`).
+`configuration_*.py`), Qwen's as in the `modeling_qwen.py` that is published with its weights.
 """
 
 from __future__ import annotations
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
+    activation,
     attention,
     attention_mlp_block,
     embedding,
@@ -17,6 +18,7 @@ from zsim.specs.model.families.builders import (
     linear,
     plain_mlp,
     residual,
+    rms_norm,
     separate_qkv,
     set_registration,
     word_embedding,
@@ -76,24 +78,20 @@ def falcon(config: ConfigReader) -> ModelSpec:
 
 
 def mpt(config: ConfigReader) -> ModelSpec:
-    """MPT has ALiBi and no biases anywhere. `expansion_ratio` and `kv_n_heads` are as llm-foundry
-    reads them.
-    """
+    """MPT has ALiBi and no biases anywhere."""
     hidden, heads = config.integer("d_model"), config.integer("n_heads")
-    head_dim = config.head_dim(hidden, heads)
-    inner = config.integer("expansion_ratio", 4) * hidden
-    details = config.nested("attn_config")
-    kv_heads = details.integer("kv_n_heads", heads)
-    config.check_kv_heads(heads, kv_heads)
-    if not config.boolean("no_bias", True):
-        raise config.error("'no_bias' is false; expected true, because transformers' MPT has no biases")
+    head_dim, details = config.head_dim(hidden, heads), config.nested("attn_config")
+    fixed = ((config, "no_bias", True), (config, "expansion_ratio", 4), (details, "kv_n_heads", heads))
+    for reader, key, expected in fixed:
+        if (value := reader.values.get(key, expected)) != expected:
+            raise reader.error(f"'{key}' is {value!r}; expected {expected!r}, as transformers' MPT has it")
     dropout = details.fraction("attn_pdrop", 0.0)
     attention_modules = [
-        linear("attn.Wqkv", hidden, (heads + 2 * kv_heads) * head_dim),
-        attention("attn.core", heads, kv_heads, head_dim, rotary=False, dropout=dropout),
+        linear("attn.Wqkv", hidden, 3 * hidden),
+        attention("attn.core", heads, heads, head_dim, rotary=False, dropout=dropout),
         linear("attn.out_proj", hidden, hidden),
     ]
-    mlp = plain_mlp(("ffn.up_proj", "ffn.act", "ffn.down_proj"), hidden, inner, "gelu", bias=False)
+    mlp = plain_mlp(("ffn.up_proj", "ffn.act", "ffn.down_proj"), hidden, 4 * hidden, "gelu", bias=False)
     norms = layer_norm("norm_1", hidden, bias=False), layer_norm("norm_2", hidden, bias=False)
     adds = residual("resid_attn_dropout", hidden, dropout), residual("ffn.dropout", hidden, dropout)
     blocks = [attention_mlp_block("MptBlock", norms, attention_modules, mlp, adds)] * config.num_blocks(
@@ -196,3 +194,38 @@ def _opt_block(config: ConfigReader, hidden: int, *, is_before: bool, is_affine:
         "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
     )  # fmt: skip
     return set_registration(Block("OPTDecoderLayer", modules), *order)
+
+
+def qwen(config: ConfigReader) -> ModelSpec:
+    """Qwen of 2023 has one projection for q, k and v, with a bias.
+
+    `intermediate_size` counts both halves of the gated MLP. It has plain RMSNorm and rotary positions. The
+    fused ones of flash-attn's extras, which its code takes where they are installed, are not taken.
+    """
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    width = config.integer("kv_channels", hidden // heads)
+    ffn, has_bias = config.integer("intermediate_size") // 2, not config.boolean("no_bias", True)
+    dropout = config.fraction("attn_dropout_prob", 0.0)
+    core = [
+        linear("attn.c_attn", hidden, 3 * heads * width, bias=True),
+        attention("attn.core", heads, heads, width, dropout=dropout, splits_fused_qkv=True),
+        linear("attn.c_proj", heads * width, hidden, bias=has_bias),
+    ]
+    mlp = [
+        linear("mlp.w1", hidden, ffn, bias=has_bias),
+        linear("mlp.w2", hidden, ffn, bias=has_bias, shares_input=True),
+        activation("mlp.act", ffn, "silu", gated=True),
+        linear("mlp.c_proj", ffn, hidden, bias=has_bias),
+    ]
+    norms = rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)
+    adds = residual("attn.residual", hidden), residual("mlp.residual", hidden)
+    block = attention_mlp_block("QWenBlock", norms, core, mlp, adds)
+    order = "ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.w1", "mlp.w2", "mlp.c_proj"
+    return language_model(
+        config,
+        hidden,
+        [embedding("transformer.wte", config.integer("vocab_size"), hidden)],
+        [set_registration(block, *order)] * config.num_blocks("num_hidden_layers"),
+        config.integer("max_position_embeddings", 8192),
+        final=[rms_norm("transformer.ln_f", hidden)],
+    )

@@ -40,6 +40,7 @@ from zsim.specs.model.families.llama import (
     gated_mlp,
     layer_windows,
     partial_rotary,
+    rotary_layers,
 )
 from zsim.specs.model.families.mixers import rename_modules
 from zsim.specs.model.families.moe import dense_layers, routed_mlp
@@ -80,6 +81,7 @@ class DecoderExperts(_Table):
     """Its modules, if gate and up are one product. None for three products."""
     num_shared: tuple[str, int] | None = None
     """The key of their number. None for one MLP."""
+    min_shared: int = 0
     shared_width: tuple[str, int] | None = None
     """The key of the shared MLP's width, where it is not the routed experts'."""
     norm: str = ""
@@ -132,7 +134,9 @@ class Decoder(_Table):
     head_dim: int = 0
     """The width of a head's default. 0 divides the model's width by its heads."""
     value_dim: int = 0
-    """The default width of a value's head (`v_head_dim`). 0 for that of a key's."""
+    """The default width of a value's head (`v_head_dim`). 0 for that of a key's, or in latent attention for
+    the model's width by its heads.
+    """
     act: str = "silu"
     act_key: str = "hidden_act"
     act_parameters: tuple[str, ...] = ()
@@ -144,6 +148,7 @@ class Decoder(_Table):
     """The key with which norms are RMSNorms, whatever their kind without it."""
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
     """Names of the norms before and after attention, before and after the MLP. Empty for none."""
+    final_norm: str = "model.norm"
     registers_norms: tuple[str, ...] = ()
     """The order in which they are registered, where that is not the order in which they run."""
     post_norm_key: str = ""
@@ -154,7 +159,10 @@ class Decoder(_Table):
     """Whether projections have a bias, or the key that says it."""
     qkv_name: str = ""
     """The name of one product to queries, keys and values. Empty for three."""
+    out_name: str = "self_attn.o_proj"
     out_bias: bool | str = False
+    is_square: bool = False
+    """The product behind attention has as many inputs as outputs."""
     mlp_bias: bool | str = False
     head_bias: bool | str = False
     qk_norm: QkNorm = "none"
@@ -196,8 +204,10 @@ class Decoder(_Table):
     window_offset_key: str = ""
     """The key of a number of first layers, all without a window, behind which the intervals begin."""
     windowed: WindowedLayers = WindowedLayers()
-    rotates: Literal["all", "windowed"] = "all"
-    """Where a model has windows, only layers with one may have rotary positions."""
+    rotates: Literal["all", "windowed", "listed"] = "all"
+    """Where a model has windows, only layers with one may have rotary positions. "listed": those that
+    `no_rope_layers` says, and the others have windows.
+    """
     mlp: Literal["gated", "plain", "fused"] = "gated"
     """Gate and up, one product and an activation, or gate and up in one product."""
     mlp_names: tuple[str, str, str] = ("mlp.up_proj", "mlp.act_fn", "mlp.down_proj")
@@ -253,7 +263,7 @@ class _Builder:
 
     def __init__(self, facts: Decoder, config: ConfigReader) -> None:
         self.facts, self.config = facts, _trim_lists(config.add_defaults(**facts.defaults), facts.prediction)
-        head_dim = config.integer("v_head_dim", 128) if facts.is_latent else facts.head_dim or None
+        head_dim = (facts.value_dim if facts.is_latent else facts.head_dim) or None
         self.shape = Shape.read(
             self.config, kv_default=facts.kv_heads, head_dim=head_dim, act=facts.act, act_key=facts.act_key
         )
@@ -270,7 +280,12 @@ class _Builder:
         heads = (config.integers(facts.heads_key) if facts.heads_key else ()) or [shape.heads] * shape.layers
         if len(heads) != shape.layers:
             raise config.error(f"'{facts.heads_key}' has {len(heads)} numbers; expected {shape.layers}")
-        kinds = list(zip(windows, (index in dense for index in range(shape.layers)), heads, strict=True))
+        rotates_all = facts.rotates == "all" or self._window is None
+        rotary = [rotates_all or window is not None for window in windows]
+        if facts.rotates == "listed":
+            rotary = rotary_layers(config, shape.layers)
+        is_dense = [index in dense for index in range(shape.layers)]
+        kinds = list(zip(windows, is_dense, heads, rotary, strict=True))
         model = language_model(
             config,
             shape.hidden,
@@ -278,7 +293,7 @@ class _Builder:
             build_unique_blocks(kinds, self._block),
             config.integer("max_position_embeddings", facts.max_positions),
             root="model.layers",
-            final=[self._norm("model.norm")],
+            final=[self._norm(facts.final_norm)],
             is_tied=facts.is_tied,
             head_bias=self._says(facts.head_bias),
             softcaps=self._caps("final_logit_softcapping", 1),
@@ -347,6 +362,8 @@ class _Builder:
             local = [index >= first for index in range(layers)]
         elif facts.window_key and window is None:
             return [None] * layers
+        elif facts.rotates == "listed":
+            local = [not has_rotary for has_rotary in rotary_layers(config, layers)]
         return layer_windows(config, layers, window, local)
 
     def _dense_layers(self) -> frozenset[int]:
@@ -366,10 +383,10 @@ class _Builder:
         last = self.config.integer(experts.last, -1, minimum=-1) if experts.last else -1
         return dense_layers(self.config, layers, first, layers if last == -1 else last + 1)
 
-    def _block(self, kind: tuple[int | None, bool, int]) -> Block:
-        window, is_dense, heads = kind
+    def _block(self, kind: tuple[int | None, bool, int, bool]) -> Block:
+        window, is_dense, heads, rotary = kind
         facts, hidden = self.facts, self.shape.hidden
-        attention = self._attention(window, heads)
+        attention = self._attention(window, heads, rotary=rotary)
         mlp = self._mlp() if is_dense or facts.experts is None else self._experts(facts.experts)
         if facts.is_parallel:
             mlp[0] = replace(mlp[0], shares_input=True)
@@ -423,10 +440,12 @@ class _Builder:
             return Module(name, Norm(width, kind), (Parameter("weight", (width,)),))
         return rms_norm(name, width, kind=kind)
 
-    def _attention(self, window: int | None, heads: int) -> list[Module]:
+    def _attention(self, window: int | None, heads: int, *, rotary: bool) -> list[Module]:
         facts, shape = self.facts, replace(self.shape, heads=heads)
         if facts.is_latent:
-            return latent_attention(self.config, shape.hidden, shape.heads, shape.dropout)
+            values = facts.value_dim or shape.hidden // shape.heads
+            config = self.config.override(v_head_dim=self.config.integer("v_head_dim", values))
+            return latent_attention(config, shape.hidden, shape.heads, shape.dropout)
         if window is not None:
             heads = next(filter(None, map(self._optional_number, facts.windowed.heads)), shape.heads)
             shape = replace(shape, heads=heads, kv_heads=shape.kv_heads * facts.windowed.kv_factor)
@@ -438,15 +457,19 @@ class _Builder:
             qk_norm=facts.qk_norm if has_norm else "none",
             norm=facts.norm,
             window=window,
-            rotary=facts.rotates == "all" or self._window is None or window is not None,
+            rotary=rotary,
         )
         values = self.config.integer("v_head_dim", facts.value_dim) if facts.value_dim else shape.head_dim
+        if facts.is_square and shape.heads * values != shape.hidden:
+            raise self.config.error(
+                f"{shape.heads} heads of {values} features; expected {shape.hidden} features in all"
+            )
         *_, value, core, _ = modules
         modules[-3:] = [
             linear(value.name, shape.hidden, shape.kv_heads * values, bias=self._says(facts.qkv_bias),
                    shares_input=True),
             replace_op_fields(core, v_head_dim=values),
-            linear("self_attn.o_proj", shape.heads * values, shape.hidden, bias=self._says(facts.out_bias)),
+            linear(facts.out_name, shape.heads * values, shape.hidden, bias=self._says(facts.out_bias)),
         ]  # fmt: skip
         if facts.qkv_name:
             features = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -530,7 +553,7 @@ class _Builder:
         if experts.shared_width is not None:
             shared_width = self._number(experts.shared_width, 0)
         if experts.num_shared is not None:
-            shared_width *= self._number(experts.num_shared, 0)
+            shared_width *= self._number(experts.num_shared, experts.min_shared)
         has_bias = self._says(self.facts.mlp_bias)
         if experts.shared_names and shared_width:
             modules += fused_mlp(experts.shared_names, shape.hidden, shared_width, shape.act, bias=has_bias)

@@ -175,8 +175,12 @@ class _DeepseekV4:
         config, shape = self.config, self.shape
         experts, top_k = config.integer("n_routed_experts", 256), config.integer("num_experts_per_tok", 6)
         choice = Router(0, 0, 0, "sigmoid", has_choice_bias=True)
-        shared = shape.ffn * config.integer("n_shared_experts", 1)
+        if (shared := config.integer("n_shared_experts", 1, minimum=0)) != 1:
+            raise config.error(f"'n_shared_experts' is {shared}; expected 1")
         return [
             *routed_mlp(config, shape.hidden, shape.ffn, experts, top_k, choice),
-            *gated_mlp("mlp.shared_experts", shape.hidden, shared, shape.act),
-        ]
+            *gated_mlp(
+                "mlp.shared_experts", shape.hidden, shape.ffn, shape.act,
+                bias=config.boolean("mlp_bias", False),
+            ),
+        ]  # fmt: skip

@@ -175,9 +175,14 @@ def olmo_hybrid(config: ConfigReader) -> ModelSpec:
         vocab_size=100_352,
     )  # fmt: skip
     shape = Shape.read(config)
-    key_dim = int(0.75 * shape.hidden / shape.heads)
+    key_dim = config.integer(
+        "linear_key_head_dim",
+        int(0.75 * shape.hidden / config.integer("linear_num_key_heads", shape.heads)),
+    )
     delta_shape = DeltaShape.read(config, shape.heads, shape.heads, (key_dim, 2 * key_dim))
     default = [FULL if index % 4 == 3 else LINEAR for index in range(shape.layers)]
+    if FULL not in default:
+        default[-1] = FULL
     kinds = layer_kinds(config, shape.layers, default, LINEAR, FULL)
     build: dict[str, Callable[[], Block]] = {
         LINEAR: lambda: _olmo_delta_block(shape, delta_shape),

@@ -212,7 +212,9 @@ def _masked_model(
     hidden, vocab = config.integer("hidden_size", 768), config.integer("vocab_size")
     is_tied = config.boolean("tie_word_embeddings", True)
     bias = (Parameter("bias", (vocab,)),) if has_bias else ()
-    weight = () if is_tied else (Parameter("weight", (vocab, hidden)),)
+    weight: tuple[Parameter, ...] = () if is_tied else (Parameter("weight", (vocab, hidden)),)
+    if early and not is_tied:  # BERT's product is a module of its own, whose bias is tied with its weight
+        weight = (Parameter("decoder.weight", (vocab, hidden)), Parameter("decoder.bias", (vocab,)))
     return ModelSpec(
         name=config.name,
         family=config.family,

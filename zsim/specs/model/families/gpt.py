@@ -1,8 +1,8 @@
-"""GPT-2, GPT-BigCode, GPT-Neo, GPT-J, Phi 1 and 2, and GPT-NeoX: LayerNorm, a plain MLP, biases.
+"""GPT-2, GPT-BigCode, GPT-Neo, GPT-J and GPT-NeoX: LayerNorm, a plain MLP, biases.
 
 Modules are in the order in which they run. Names, shapes and defaults are as in transformers 5.23
 (`modeling_gpt2.py`, `modeling_gpt_bigcode.py`, `modeling_gpt_neo.py`, `modeling_gptj.py`,
-`modeling_phi.py`, `modeling_gpt_neox.py` and their `configuration_*.py`).
+`modeling_gpt_neox.py` and their `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from zsim.errors import NotSimulatedError
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
     activation,
@@ -45,6 +44,8 @@ def gpt_bigcode(config: ConfigReader) -> ModelSpec:
 
 
 def _gpt2(config: ConfigReader, kind: str, product: Product, kv_heads: int, act: str) -> ModelSpec:
+    if config.boolean("add_cross_attention", False):
+        raise config.error("'add_cross_attention' is true; expected false, of a decoder alone")
     hidden, heads = config.integer("n_embd"), config.integer("n_head")
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("n_inner", 4 * hidden)
@@ -143,45 +144,6 @@ def gptj(config: ConfigReader) -> ModelSpec:
     positions = config.integer("n_positions", 2048)
     words = word_embedding(config, hidden)
     return language_model(config, hidden, [words], blocks, positions, head_bias=True)
-
-
-def phi(config: ConfigReader) -> ModelSpec:
-    """Phi 1 and 2 are GPT-J with biases in attention, and fewer key/value heads where the file says so."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.head_dim(hidden, heads)
-    kv_heads = config.optional_integer("num_key_value_heads") or heads
-    config.check_kv_heads(heads, kv_heads)
-    inner, act = config.integer("intermediate_size"), config.string("hidden_act", "gelu_new")
-    dropout, score_dropout = config.fraction("resid_pdrop", 0.0), config.fraction("attention_dropout", 0.0)
-    keys = kv_heads * head_dim
-    if config.boolean("qk_layernorm", False):
-        raise NotSimulatedError(f"{config.where}: qk_layernorm: zsim does not simulate norms on Phi's heads")
-    modules = (
-        layer_norm("input_layernorm", hidden),
-        linear("self_attn.q_proj", hidden, hidden, bias=True),
-        linear("self_attn.k_proj", hidden, keys, bias=True, shares_input=True),
-        linear("self_attn.v_proj", hidden, keys, bias=True, shares_input=True),
-        attention("self_attn.core", heads, kv_heads, head_dim, dropout=score_dropout),
-        linear("self_attn.dense", hidden, hidden, bias=True),
-        residual("self_attn.residual", hidden, dropout),
-        *plain_mlp(("mlp.fc1", "mlp.act", "mlp.fc2"), hidden, inner, act, shares_input=True),
-        residual("mlp.residual", hidden, dropout),
-    )
-    order = (
-        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.dense", "mlp.fc1", "mlp.fc2",
-        "input_layernorm",
-    )  # fmt: skip
-    blocks = [set_registration(Block("PhiDecoderLayer", modules), *order)]
-    return language_model(
-        config,
-        hidden,
-        [word_embedding(config, hidden, "model.embed_tokens")],
-        blocks * config.num_blocks("num_hidden_layers"),
-        config.integer("max_position_embeddings", 2048),
-        root="model.layers",
-        final=[layer_norm("model.final_layernorm", hidden)],
-        head_bias=True,
-    )
 
 
 def gpt_neox(config: ConfigReader) -> ModelSpec:

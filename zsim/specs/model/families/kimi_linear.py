@@ -155,4 +155,4 @@ def _model(
         return pre_norm_block(kind, shape, core, sparse if is_sparse else None, registration=order)
 
     blocks = build_unique_blocks(list(zip(kinds, mlps, strict=True)), block)
-    return decoder(config, shape, blocks, max_positions=1_048_576)
+    return decoder(config, shape, blocks, max_positions=1_048_576, is_tied=None)

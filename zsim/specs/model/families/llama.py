@@ -67,7 +67,8 @@ class Shape:
         default = heads if is_null or kv_default is None else kv_default
         kv_heads = config.integer("num_key_value_heads", default)
         config.check_kv_heads(heads, kv_heads)
-        explicit = config.optional_integer("head_dim") or head_dim
+        is_null = "head_dim" in config.values
+        explicit = config.optional_integer("head_dim") or (None if is_null else head_dim)
         return cls(
             hidden=hidden,
             ffn=config.integer("intermediate_size"),
@@ -171,6 +172,20 @@ def layer_windows(
     return [window if has_window else None for has_window in local]
 
 
+def rotary_layers(config: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has rotary positions, as `no_rope_layers` says (1: it has).
+
+    Without that key all layers have them but every `no_rope_layer_interval`-th.
+    """
+    listed = config.integers("no_rope_layers")
+    if listed and len(listed) != layers:
+        raise config.error(f"'no_rope_layers' has {len(listed)} numbers; expected {layers}, one per layer")
+    interval = config.integer("no_rope_layer_interval", 4)
+    return [bool(has_rotary) for has_rotary in listed] or [
+        (index + 1) % interval != 0 for index in range(layers)
+    ]
+
+
 _Kind = TypeVar("_Kind")
 
 
@@ -188,11 +203,10 @@ def decoder(
     blocks: Sequence[Block],
     *,
     max_positions: int,
-    is_tied: bool = False,
+    is_tied: bool | None = False,
     softcaps_logits: bool = False,
     scales_logits: bool = False,
     norm: str = "rms",
-    not_simulated: str | None = None,
 ) -> ModelSpec:
     """Token embedding, blocks, final norm, head."""
     return language_model(
@@ -206,7 +220,6 @@ def decoder(
         is_tied=is_tied,
         softcaps=softcaps_logits,
         scales=scales_logits,
-        not_simulated=not_simulated,
     )
 
 

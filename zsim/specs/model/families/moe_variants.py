@@ -30,8 +30,8 @@ from zsim.specs.model.families.llama import (
     gated_mlp,
     layer_windows,
     pre_norm_block,
+    rotary_layers,
 )
-from zsim.specs.model.families.llama_variants import rotary_layers
 from zsim.specs.model.families.mixers import rename_modules
 from zsim.specs.model.families.moe import registration_order, routed_mlp
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter

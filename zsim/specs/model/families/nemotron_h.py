@@ -66,6 +66,7 @@ def nemotron_h(config: ConfigReader) -> ModelSpec:
         config.optional_integer("max_position_embeddings"),
         root="model.layers",
         final=[rms_norm("model.norm_f", shape.hidden)],
+        is_tied=None,
     )
     return _count_prediction(config, model, block)
 

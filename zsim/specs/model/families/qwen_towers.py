@@ -117,8 +117,7 @@ def _qwen_tower(
     """Patches of two frames (an image is taken twice), the blocks, and a merger of squares of patches."""
     patch, merge = config.side("patch_size", patch), config.integer("spatial_merge_size", 2)
     key = "hidden_size" if config.family == "qwen2_vl" else "out_hidden_size"
-    if (stated := config.optional_integer(key)) not in (None, width):
-        raise config.error(f"'{key}' is {stated:,}; expected {width:,}, the language model's hidden size")
+    config.check_width(key, 3584, width)
     frames, is_qwen3 = config.integer("temporal_patch_size", 2), config.family.startswith("qwen3")
     merged = hidden * merge**2
     merger = _merger(f"{_VISUAL}.merger", hidden, merged, width, names, norm=norm)
@@ -151,8 +150,9 @@ def _qwen_block(
     heads = config.integer("num_heads", heads)
     first = rms_norm if norm == "rms" else layer_norm
     groups = config.integer("num_key_value_heads", 8) if config.family == "exaone4_5" else heads
+    head = config.head_dim(hidden, heads)
     config.check_kv_heads(heads, groups)
-    products = [linear("attn.qkv", hidden, hidden + 2 * groups * (hidden // heads), bias=biases[0])]
+    products = [linear("attn.qkv", hidden, hidden + 2 * groups * head, bias=biases[0])]
     if config.family.startswith("qwen2_5_omni"):
         products = [
             linear(f"attn.{name}", hidden, hidden, bias=biases[0], shares_input=name != "q") for name in "qkv"
@@ -259,19 +259,20 @@ _KIMI_VL = _MoonVit(
 
 def kimi_k25_tower(config: ConfigReader, width: int) -> Tower:
     """MoonViT of Kimi K2.5 and K2.6."""
-    sides = config.integer("pos_emb_height", 64), config.integer("pos_emb_width", 64)
+    hidden, sides = config.integer("hidden_size", 1152), ("pos_emb_height", "pos_emb_width")
+    config.check_width("projection_hidden_size", 1152, hidden, "tower")
     return _moonvit_tower(config, width, _KIMI_K25, sides, max_patches=16_384)
 
 
 def kimi_vl_tower(config: ConfigReader, width: int) -> Tower:
     """MoonViT of Kimi-VL (`modeling_kimi_vl.py` of its repository, by vllm/model_executor/models/moonvit.py
     and kimi_vl.py)."""
-    sides = config.integer("init_pos_emb_height", 64), config.integer("init_pos_emb_width", 64)
+    sides = "init_pos_emb_height", "init_pos_emb_width"
     return _moonvit_tower(config, width, _KIMI_VL, sides, max_patches=4096)
 
 
 def _moonvit_tower(
-    config: ConfigReader, width: int, names: _MoonVit, sides: tuple[int, int], *, max_patches: int
+    config: ConfigReader, width: int, names: _MoonVit, sides: tuple[str, str], *, max_patches: int
 ) -> Tower:
     """Learned positions, read between sixteen of the table, and an average over frames, one of an image."""
     hidden, inner = config.integer("hidden_size", 1152), config.integer("intermediate_size", 4304)
@@ -299,11 +300,11 @@ def _moonvit_tower(
         tower_block("Kimi_K25VisionEncoderLayer", modules, "patches"),
         *names.norms, names.out, *names.qkv, names.mlp[0], names.mlp[2],
     )  # fmt: skip
-    owner, table = names.positions
+    (owner, table), (rows, columns) = names.positions, (config.integer(side, 64) for side in sides)
     positions = Module(
         f"{names.root}.{owner}",
-        Embedding(sides[0] * sides[1], hidden),
-        (Parameter(table, (*sides, hidden)),),
+        Embedding(rows * columns, hidden),
+        (Parameter(table, (rows, columns, hidden)),),
         rows_per_token=8.0,  # sixteen are read and one is written
     )
     norm = layer_norm(f"{names.root}.{names.final}", hidden)

@@ -277,6 +277,8 @@ def zamba2(config: ConfigReader) -> ModelSpec:
     default = [_HYBRID if index in hybrid else LINEAR for index in range(shape.layers)]
     kinds = layer_kinds(config, shape.layers, default, LINEAR, _HYBRID, "mamba")
     uses = [index for index, kind in enumerate(kinds) if kind == _HYBRID]
+    if len(uses) > 1 and not config.boolean("tie_word_embeddings", True):
+        raise config.error("'tie_word_embeddings' is false; expected true, without which no block is shared")
     width, heads = config.integer("mamba_expand", 2) * shape.hidden, config.integer("n_mamba_heads", 8)
     work = StateSpace(
         heads, width // heads, config.integer("mamba_d_state", 64), config.integer("mamba_ngroups", 1),

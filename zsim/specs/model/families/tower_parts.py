@@ -112,7 +112,7 @@ def patch_embedding(
         features *= side
     shape = (hidden, features) if is_flat else (hidden, _CHANNELS, *kernel)
     parameters = [Parameter("weight", shape)]
-    if bias and not is_flat:
+    if bias:
         parameters.append(Parameter("bias", (hidden,)))
     return on_rows(Module(name, Linear(features, hidden), tuple(parameters), input_gradient=False), "patches")
 

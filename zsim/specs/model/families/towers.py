@@ -1,10 +1,7 @@
 """Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (PaliGemma, Gemma 3,
-Idefics 3, SmolVLM), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
+Idefics 3, SmolVLM, LFM2-VL), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
 
-Names, shapes and defaults as in transformers 5.24 (`modeling_siglip.py`, `modeling_gemma3.py`,
-`modeling_gemma4.py`, `modeling_internvl.py`, `modeling_llama4.py`, `modeling_pixtral.py`,
-`modeling_mistral3.py`, `modeling_clip.py`, `modeling_llava.py`, `modeling_idefics3.py`,
-`modeling_smolvlm.py`, `modeling_minimax_m3_vl.py`, `modeling_step3p7.py` and their `configuration_*.py`). The
+Names, shapes and defaults as in transformers 5.24 (`modeling_*.py` and `configuration_*.py` of each). The
 bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
 """
 
@@ -61,42 +58,81 @@ def siglip_tower(config: ConfigReader, width: int) -> Tower:
     weight = Parameter("mm_input_projection_weight", (hidden, width))
     product = Module(f"{root}.mm_input_projection", Linear(hidden, width), (weight,), parameter_owner=root)
     projector = [rms_norm(f"{root}.mm_soft_emb_norm", hidden, kind="gemma_rms"), product]
-    return _siglip(config, width, projector, side // patch // 16)  # 256 tokens in all
+    rule = ImageRule(patch, side // patch // 16, tile=side)  # 256 tokens in all
+    return _siglip(config, width, projector, rule)
 
 
 def paligemma_tower(config: ConfigReader, width: int) -> Tower:
     """PaliGemma's: SigLIP, of which every patch is a token."""
-    config = config.add_defaults(
-        hidden_size=1152, intermediate_size=4096, patch_size=14, num_hidden_layers=27, num_attention_heads=16,
-        vision_use_head=False,
-    )  # fmt: skip
-    projector = linear(f"model.{_PROJECTOR}.linear", config.integer("hidden_size"), width, bias=True)
-    return _siglip(config, width, [projector], 1)
+    config.check_width("projection_dim", 2048, width)
+    projector = linear(f"model.{_PROJECTOR}.linear", config.integer("hidden_size", 768), width, bias=True)
+    rule = ImageRule(config.integer("patch_size", 16), 1, tile=config.integer("image_size", 224))
+    return _siglip(config, width, [projector], rule)
 
 
-def _siglip(config: ConfigReader, width: int, projector: list[Module], merge: int) -> Tower:
-    """SigLIP on images of one size, of which so many patches on a side are averaged to a token."""
+def lfm2_vl_tower(config: ConfigReader, width: int) -> Tower:
+    """LFM2-VL's: SigLIP 2 on tiles and small images, all with the rows of a tile, and four patches a token.
+    Scaling its table of positions is priced as reading it.
+    """
+    hidden, merge = config.integer("hidden_size", 768), config.integer("downsample_factor", 2)
+    inner, has_bias = config.integer("projector_hidden_size", 2560), config.boolean("projector_bias", True)
+    root, merged = f"model.{_PROJECTOR}", hidden * merge**2
+    has_norm = config.boolean("projector_use_layernorm", True)
+    projector = [
+        *([layer_norm(f"{root}.layer_norm", merged)] if has_norm else []),
+        linear(f"{root}.linear_1", merged, inner, bias=has_bias),
+        activation(f"{root}.act", inner, config.string("projector_hidden_act", "gelu")),
+        linear(f"{root}.linear_2", inner, width, bias=has_bias),
+    ]
+    patch = config.side("patch_size", 16)
+    token = (merge * patch) ** 2
+    rule = ImageRule(
+        patch, merge, 64 * token, 256 * token, tile=512, max_tiles=10, tiling="nearest aspect", min_tiles=2
+    )
+    return _siglip(config, width, projector, rule, kind="Siglip2", rows=config.integer("num_patches", 256))
+
+
+def _siglip(
+    config: ConfigReader,
+    width: int,
+    projector: list[Module],
+    rule: ImageRule,
+    *,
+    kind: str = "Siglip",
+    root: str = _VISION,
+    rows: int = 0,
+) -> Tower:
+    """SigLIP, whose patches have learned positions. With `rows` of those it multiplies patches that are cut
+    already.
+    """
     if config.boolean("vision_use_head", True):
         raise NotSimulatedError(
             f"{config.where}: 'vision_use_head' is not false: a tower with a pooling head, which a language "
             "model does not use, is not simulated; expected false, as the checkpoints say"
         )
-    hidden, patch = config.integer("hidden_size", 768), config.integer("patch_size", 16)
-    side, inner = config.integer("image_size", 224), config.integer("intermediate_size", 3072)
-    root, act = f"{_VISION}.embeddings", config.string("hidden_act", "gelu_pytorch_tanh")
-    block = clip_block(config, "SiglipEncoderLayer", hidden, inner, act, heads=12, registers_norms="before")
-    norm = layer_norm(f"{_VISION}.post_layernorm", hidden)
+    hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 3072)
+    act, patch = config.string("hidden_act", "gelu_pytorch_tanh"), rule.patch
+    block = clip_block(
+        config, f"{kind}EncoderLayer", hidden, inner, act, heads=12,
+        registers_norms="before" if root == _VISION else "behind",
+    )  # fmt: skip
+    norm = layer_norm(f"{root}.post_layernorm", hidden)
+    names = [
+        f"{root}.embeddings.{name}" for name in ("patch_embedding", "position_embedding", "add_positions")
+    ]
+    table = embedding(names[1], rows or (rule.tile // patch) ** 2, hidden)
+    kernel = (patch * patch,) if rows else (patch, patch)
     return Tower(
         before=(
-            patch_embedding(f"{root}.patch_embedding", (patch, patch), hidden),
-            on_rows(embedding(f"{root}.position_embedding", (side // patch) ** 2, hidden), "patches"),
-            on_rows(residual(f"{root}.add_positions", hidden), "patches"),
+            patch_embedding(names[0], kernel, hidden, is_flat=bool(rows)),
+            on_rows(table, "patches"),
+            on_rows(residual(names[2], hidden), "patches"),
         ),
-        blocks=(block,) * config.integer("num_hidden_layers", 12),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 12),
         after=projector_modules([norm, *projector], width, [norm.name]),
-        block_prefix=f"{_VISION}.encoder.layers",
+        block_prefix=f"{root}.encoder.layers",
         hidden_size=hidden,
-        rule=ImageRule(patch, merge, tile=side),
+        rule=rule,
     )
 
 
@@ -138,13 +174,17 @@ def internvit_tower(config: ConfigReader, width: int) -> Tower:
         "layernorm_before", "layernorm_after",
     )  # fmt: skip
     root, merged = f"{_VISION}.embeddings", 4 * hidden
+    rows = {
+        "cls_token": 1,
+        "mask_token": int(config.boolean("use_mask_token", False)),
+        "position_embeddings": (side // patch) ** 2 + 1
+        if config.boolean("use_absolute_position_embeddings", True)
+        else 0,
+    }
     embeddings = Module(
         f"{root}.position_embeddings",
         residual("", hidden).op_spec,
-        (
-            Parameter("cls_token", (1, 1, hidden)),
-            Parameter("position_embeddings", (1, (side // patch) ** 2 + 1, hidden)),
-        ),
+        tuple(Parameter(name, (1, count, hidden)) for name, count in rows.items() if count),
         parameter_owner=root,
     )
     has_norm = not config.boolean("use_mean_pooling", True)
@@ -199,7 +239,9 @@ def llama4_tower(config: ConfigReader, width: int) -> Tower:
     return Tower(
         before=(
             on_rows(embeddings, "patches"),
-            patch_embedding(f"{root}.patch_embedding.linear", (patch * patch,), hidden, is_flat=True),
+            patch_embedding(
+                f"{root}.patch_embedding.linear", (patch * patch,), hidden, bias=False, is_flat=True
+            ),
             on_rows(layer_norm(f"{root}.layernorm_pre", hidden), "patches"),
         ),
         blocks=(block,) * config.integer("num_hidden_layers", 34),
@@ -273,7 +315,7 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
     return Tower(
         before=(
             on_rows(positions, "patches"),
-            patch_embedding(f"{root}.input_proj", (patch * patch,), hidden, is_flat=True),
+            patch_embedding(f"{root}.input_proj", (patch * patch,), hidden, bias=False, is_flat=True),
             on_rows(residual(f"{root}.add_positions", hidden), "patches"),
         ),
         blocks=(block,) * config.num_blocks("num_hidden_layers", 16),
@@ -289,6 +331,7 @@ def gemma4_unified_tower(config: ConfigReader, width: int) -> Tower:
     modules see the padding to `max_soft_tokens`.
     """
     hidden, root = config.integer("mm_embed_dim", 3840), "model.embed_vision"
+    config.check_width("output_proj_dims", 3840, hidden, "tower")
     side = config.integer("patch_size", 16) * config.integer("pooling_kernel_size", 3)
     features = 3 * side * side
     positions = Module(
@@ -319,6 +362,11 @@ def gemma4_unified_tower(config: ConfigReader, width: int) -> Tower:
     )
 
 
+def _check_feature_layer(config: ConfigReader) -> None:
+    if not isinstance(layer := config.values.get("vision_feature_layer", -1), int):
+        raise config.error(f"'vision_feature_layer' is {layer!r}; expected one layer")
+
+
 def pixtral_tower(config: ConfigReader, width: int) -> Tower:
     """Mistral Small 3.1's and later, Ministral 3's, Magistral's and Devstral's: Pixtral, of images of any
     size, and a product that joins four patches. The tokens that end the rows of an image are text.
@@ -329,10 +377,7 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
         config.integer("spatial_merge_size", 2),
         config.boolean("multimodal_projector_bias", False),
     )
-    if not isinstance(config.values.get("vision_feature_layer", -1), int):
-        raise config.error(
-            f"'vision_feature_layer' is {config.values['vision_feature_layer']!r}; expected one layer"
-        )
+    _check_feature_layer(config)
     inner, act = config.integer("intermediate_size", 4096), config.string("hidden_act", "gelu")
     root = "attention"
     modules = [
@@ -376,16 +421,13 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
     """LLaVA 1.5's: CLIP on 336 x 336 pixels with a class token, which the projector does not see. What comes
     behind the layer that it reads (`vision_feature_layer`) is counted as if it were read too.
     """
-    if not isinstance(config.values.get("vision_feature_layer", -2), int):
-        raise config.error(
-            f"'vision_feature_layer' is {config.values['vision_feature_layer']!r}; expected one layer"
-        )
+    _check_feature_layer(config)
     if (strategy := config.string("vision_feature_select_strategy", "default")) != "default":
         raise config.error(f"'vision_feature_select_strategy' is '{strategy}'; expected 'default'")
-    hidden, inner = config.integer("hidden_size", 1024), config.integer("intermediate_size", 4096)
-    patch, side = config.integer("patch_size", 14), config.integer("image_size", 336)
+    hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 3072)
+    patch, side = config.integer("patch_size", 32), config.integer("image_size", 224)
     block = clip_block(
-        config, "CLIPEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"), heads=16
+        config, "CLIPEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"), heads=12
     )
     has_bias = config.boolean("multimodal_projector_bias", True)
     root, projector = f"{_VISION}.embeddings", f"model.{_PROJECTOR}"
@@ -409,7 +451,7 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
             on_rows(embedding(f"{root}.position_embedding", (side // patch) ** 2 + 1, hidden), "patches"),
             on_rows(layer_norm(f"{_VISION}.pre_layrnorm", hidden), "patches"),
         ),
-        blocks=(block,) * config.num_blocks("num_hidden_layers", 24),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 12),
         after=projector_modules(after, width, [norm.name]),
         block_prefix=f"{_VISION}.encoder.layers",
         hidden_size=hidden,
@@ -421,28 +463,13 @@ def idefics3_tower(config: ConfigReader, width: int) -> Tower:
     """Idefics 3's and SmolVLM's: SigLIP on tiles, four on the longer side of an image, and one product of
     squares of patches.
     """
-    hidden, inner = config.integer("hidden_size", 1152), config.integer("intermediate_size", 3072)
-    patch, side, scale = config.side("patch_size", 32), config.side("image_size", 224), config.integer(
-        "scale_factor", 2)  # fmt: skip
-    root, act = "model.vision_model", config.string("hidden_act", "gelu_pytorch_tanh")
-    kind = "Idefics3EncoderLayer" if config.family == "idefics3" else "SmolVLMEncoderLayer"
-    block = clip_block(config, kind, hidden, inner, act, heads=16)
-    norm = layer_norm(f"{root}.post_layernorm", hidden)
-    projector = linear("model.connector.modality_projection.proj", hidden * scale**2, width)
-    return Tower(
-        before=(
-            patch_embedding(f"{root}.embeddings.patch_embedding", (patch, patch), hidden),
-            on_rows(
-                embedding(f"{root}.embeddings.position_embedding", (side // patch) ** 2, hidden), "patches"
-            ),
-            on_rows(residual(f"{root}.embeddings.add_positions", hidden), "patches"),
-        ),
-        blocks=(block,) * config.num_blocks("num_hidden_layers", 12),
-        after=projector_modules([norm, projector], width, [norm.name]),
-        block_prefix=f"{root}.encoder.layers",
-        hidden_size=hidden,
-        rule=ImageRule(patch, scale, tile=side, max_tiles=4, tiling="longer side"),
-    )
+    config = config.add_defaults(hidden_size=1152, num_attention_heads=16, vision_use_head=False)
+    scale, name = config.integer("scale_factor", 2), "model.connector.modality_projection.proj"
+    projector = linear(name, config.integer("hidden_size") * scale**2, width)
+    patch, side = config.side("patch_size", 32), config.side("image_size", 224)
+    rule = ImageRule(patch, scale, tile=side, max_tiles=4, tiling="longer side")
+    kind = "Idefics3" if config.family == "idefics3" else "SmolVLM"
+    return _siglip(config, width, [projector], rule, kind=kind, root="model.vision_model")
 
 
 def minimax_m3_tower(config: ConfigReader, width: int) -> Tower:
