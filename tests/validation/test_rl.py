@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from validation.rl import calibration
 from validation.rl.__main__ import main, placement_pairs
-from validation.rl.calibration import main as print_constants
 from validation.rl.predict import RowPrediction
 from validation.rl.steps import row_experiment
-from validation.rl.table import RlRow
+from validation.rl.table import RlRow, read_rows
 from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
 from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError
+from zsim.frameworks.verl.workflow import PHASES, RELOAD_BANDWIDTH
 from zsim.specs.library import Library
 from zsim.workflows.rl.job import resolve_rl
 
@@ -118,12 +119,23 @@ def test_constants_come_from_rows_to_calibrate_with_alone(
 ) -> None:
     """A step of 10 s that is there to report an error is not among them, whatever its length."""
     row = {**STEP, "role": "calibrate", "row_id": "b", "response_len_mean": "600"}
-    assert print_constants([str(write(tmp_path / "runs.csv", STEP, row))]) == 0
+    assert calibration.main([str(write(tmp_path / "runs.csv", STEP, row))]) == 0
     printed = capsys.readouterr().out
     assert "1 rows, 0.40 to 0.40, geometric mean 0.400" in printed
     assert "\n    b " in printed
     assert "\n    a " not in printed
     assert "step, 1: " in printed
+
+
+@pytest.mark.slow
+def test_verl_has_the_constants_that_calibration_prints() -> None:
+    """Of the seven runs, to as many digits. A phase that takes less than its passes has none."""
+    table = Path(calibration.__file__).parent / "offloaded_runs.csv"
+    runs = calibration.offloaded_runs(read_rows([table]))
+    bandwidth = calibration.reload_bandwidth(runs)
+    assert round(bandwidth / 1e9) == RELOAD_BANDWIDTH / 1e9
+    seconds = calibration.phase_seconds(runs, bandwidth)
+    assert {phase: round(value, 1) for phase, value in seconds.items() if value > 0} == PHASES
 
 
 def test_the_first_benchmarks_of_prime_rl_copy_weights_to_the_host(tmp_path: Path) -> None:

@@ -121,12 +121,14 @@ def _skipped(row: RlRow, reason: str) -> RowPrediction:
     return RowPrediction(**_measured(row), status="skipped", reason=reason)
 
 
+def measured_phases(row: RlRow) -> dict[str, float]:
+    """Measured seconds by phase."""
+    return {
+        name: value for column, name in PHASE_COLUMNS.items() if (value := row.number(column)) is not None
+    }
+
+
 def _measured(row: RlRow) -> dict[str, Any]:
-    phases = {}
-    for column, name in PHASE_COLUMNS.items():
-        value = row.number(column)
-        if value is not None:
-            phases[name] = value
     itl, peak = row.number("itl_mean_ms"), row.number("peak_mem_gib")
     return {
         "row_id": row.row_id,
@@ -136,7 +138,7 @@ def _measured(row: RlRow) -> dict[str, Any]:
         "gpus": row.count("n_gpus"),
         "batch": tuple(row.text(column) for column in BATCH_COLUMNS),
         "measured_seconds": row.number("step_time_s") or row.number("duration_s"),
-        "measured_phases": phases,
+        "measured_phases": measured_phases(row),
         "measured_tokens_per_second": row.number("output_tokens_per_s"),
         "measured_itl_seconds": None if itl is None else itl / 1e3,
         "measured_peak_bytes": None if peak is None else peak * 2**30,

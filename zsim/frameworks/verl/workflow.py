@@ -11,13 +11,14 @@ from zsim.workflows.rl.framework import (
     TrainerDefaults,
 )
 
-PHASES = {"training": 3.5, "old_logprobs": 1.4}
-"""Seconds of the trainer's phases besides its passes: medians of what seven runs took more than those passes
-and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data gsm8k and
-math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints them."""
-RELOAD_BANDWIDTH = 36e9
+PHASES = {"training": 2.9}
+"""Seconds of the trainer's phases besides its passes: the median of what seven runs took more than those
+passes and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data
+gsm8k and math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints it. That of
+old log-probabilities is below 0."""
+RELOAD_BANDWIDTH = 24e9
 """Of a GPU's shard in fp32, there and back: by least squares of what the references of the same runs took
-more than their passes, which have no other time."""
+more than their passes, which have no other time, as printed there too."""
 
 SOURCES = {
     "defaults": "verl-project/verl 1dda039b verl/trainer/config",
