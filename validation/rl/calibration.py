@@ -24,6 +24,7 @@ from zsim.errors import ZsimError
 from zsim.specs.library import Library
 from zsim.workflows.rl.job import RlJob, resolve_rl
 from zsim.workflows.rl.phases import (
+    BROADCAST_SHARE,
     broadcast_bandwidth,
     model_bytes,
     num_tensors,
@@ -33,6 +34,7 @@ from zsim.workflows.rl.phases import (
 
 _ONE_SENDER = r"checkpoint-engine, |single sender"
 """Notes of broadcasts by buckets from one rank."""
+_NO_BUCKETS = r"^per-tensor"
 _COVERED = 0.9  # of errors, on one side of an end
 _TRAINER = ("training", "old_logprobs", "reference")
 
@@ -53,25 +55,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _shares(rows: Sequence[RlRow]) -> Iterator[str]:
-    """What broadcasts reach of the bandwidth of their links."""
-    yield "BROADCAST_SHARE: bytes/s of broadcasts from one rank, over those of its links"
+    """What broadcasts reach of the bandwidth of their links, and what those without buckets take beside."""
+    for title, notes, value_of in (
+        ("BROADCAST_SHARE: bytes/s of broadcasts over those of their links", _ONE_SENDER, _share),
+        ("SINGLE_TENSOR_SECONDS", _NO_BUCKETS, _single_tensor_seconds),
+    ):
+        yield title
+        values = []
+        for row, job in _broadcasts(rows, notes):
+            values.append(value_of(job, row.number("sync_s") or 0.0))
+            yield f"  {row.row_id} {values[-1]:.3g}"
+        if values:
+            yield f"  geometric mean {exp(fmean(map(log, values))):.3g}"
+
+
+def _broadcasts(rows: Sequence[RlRow], notes: str) -> Iterator[tuple[RlRow, RlJob]]:
     simulator, library = Simulator(), Library()
-    shares = []
     for row in rows:
-        if row.has_word("sync-only", "algorithm") and row.has_word(_ONE_SENDER, "notes"):
-            asked = row_experiment(row, library)
-            job = resolve_rl(asked.experiment, simulator)
-            if job.transport == "broadcast" and not row.has_word("offload", "train_parallelism"):
-                shares.append(_share(job, row.number("sync_s") or 0.0))
-                yield f"  {row.row_id} {shares[-1]:.3f}"
-    if shares:
-        yield f"  geometric mean {exp(fmean(map(log, shares))):.3f}"
+        if row.has_word("sync-only", "algorithm") and row.has_word(notes, "notes"):
+            job = resolve_rl(row_experiment(row, library).experiment, simulator)
+            is_issue_alone = (row.number("sync_s") or 0.0) < job.sync.seconds
+            if job.transport == "broadcast" and not is_issue_alone:
+                yield row, job
 
 
 def _share(job: RlJob, measured: float) -> float:
     rates = job.sync
     moving = measured - rates.seconds - rates.seconds_per_tensor * num_tensors(job.update_job.model)
     return model_bytes(job) / moving / broadcast_bandwidth(job)
+
+
+def _single_tensor_seconds(job: RlJob, measured: float) -> float:
+    moving = model_bytes(job) / (BROADCAST_SHARE * broadcast_bandwidth(job))
+    return (measured - job.sync.seconds - moving) / num_tensors(job.update_job.model)
 
 
 @dataclass(frozen=True)

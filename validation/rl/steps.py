@@ -344,6 +344,10 @@ def _rl_table(
         table["sync"] = {"transport": "reshard"}
     elif row.has_word(r"checkpoint-engine", "framework") or re.search("weights from host memory", sync):
         table["sync"] = {"transport": "host"}
+    elif sync.startswith("per-tensor"):
+        table["sync"] = {"bucket": 0}
+    elif "serial iteration" in sync:
+        raise NotSimulatedError("NeMo-RL before v0.4.0 gathers, sends and loads in turn (pull request 1379)")
     flight = re.search(
         r"in-flight weight updates (true|false)|partial rollout", row.text("notes"), re.IGNORECASE
     )

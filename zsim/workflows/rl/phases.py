@@ -29,10 +29,10 @@ WAKE_SECONDS = 0.3  # of an engine, the same source
 
 
 TRAINED_BYTES = 2  # of a weight, as the trainer has it for its products
-BROADCAST_SHARE = 0.44
+BROADCAST_SHARE = 0.46
 """Part of the bandwidth of its links that a broadcast of buckets reaches, with packing, loading and the waits
 of sender and receivers for each other: the geometric mean of four syncs of 27 to 235 billion parameters by
-one sender, 0.35 to 0.53 (verl-project/verl docs/advance/fully_async.md and pull request 7291, as
+one sender, 0.39 to 0.57 (verl-project/verl docs/advance/fully_async.md and pull request 7291, as
 `python -m validation.rl.calibration` prints them)."""
 RESHARD_EXCESS = 1.5  # of the bytes that the slowest receiver gets, as ranks do not all send evenly
 
@@ -198,9 +198,13 @@ def parameter_bytes(trainer: Job) -> int:
 
 
 def num_tensors(model: ModelSpec) -> int:
-    """Parameters that a sync handles one by one: every expert of a layer has its own in a checkpoint."""
+    """Parameters that a sync handles one by one: every expert of a layer has its own in a checkpoint, and its
+    gate and its product beside that are two (Qwen3-30B-A3B: 18,867, as its index of safetensors has them).
+    """
     return sum(
-        parameter.shape[0] if name in model.expert_names and len(parameter.shape) == 3 else 1
+        parameter.shape[0] * (2 if "gate_up" in parameter.name else 1)
+        if name in model.expert_names and len(parameter.shape) == 3
+        else 1
         for name, parameter in model.named_parameters()
     )
 
