@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,14 @@ def test_the_faster_placement_is_that_of_fewer_gpu_seconds() -> None:
         ("ab", False), ("ac", True), ("bc", True),
     ]  # fmt: skip
     assert [pair.is_same_gpus for pair in pairs] == [True, False, False]
+
+
+def test_a_row_says_that_its_lengths_are_assumed_and_how_far_training_is_off() -> None:
+    row = replace(prediction("a", "async", 8, 10.0, 30.0), assumptions=("H100", "responses of 900 tokens"))
+    assert row.doubt == "assumed: responses of 900 tokens"
+    row = replace(row, measured_phases={"training": 2.0}, predicted_phases={"training": 6.0})
+    assert row.doubt == "assumed: responses of 900 tokens, with which training takes 3.0 times as long"
+    assert not replace(row, assumptions=("H100",)).doubt
 
 
 def test_the_cards_of_a_row_are_its_own() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from validation.published.measured_experiments import memory_figures
 from validation.rl.engines import predict_engine
-from validation.rl.steps import RowExperiment, placement_of, row_experiment
+from validation.rl.steps import ASSUMED_RESPONSES, RowExperiment, placement_of, row_experiment
 from validation.rl.table import RlRow
 from validation.rl.words import reason_of
 from zsim.engine.micro_batches import simulate_step
@@ -65,6 +65,18 @@ class RowPrediction:
     predicted_peak_bytes: float | None = None
     """Of a trainer that is measured alone: what torch reserves on the fullest GPU, which prime-rl prints."""
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def doubt(self) -> str:
+        """What is assumed of the responses, and how much longer training takes with it than was measured:
+        about that much longer they are than they were. Empty where their length is published.
+        """
+        assumed = next((text for text in self.assumptions if text.startswith(ASSUMED_RESPONSES)), "")
+        phases = self.predicted_phases, self.measured_phases
+        predicted, measured = (seconds.get("training", 0.0) for seconds in phases)
+        if not assumed or not measured:
+            return assumed and f"assumed: {assumed}"
+        return f"assumed: {assumed}, with which training takes {predicted / measured:.1f} times as long"
 
     def gpu_seconds(self, kind: str) -> float:
         """GPU-seconds of the whole step, "measured" or "predicted"."""

@@ -23,9 +23,9 @@ more than their passes, which have no other time, as printed there too."""
 SOURCES = {
     "defaults": "verl-project/verl 1dda039b verl/trainer/config",
     "syncs": "seventeen syncs of 7 to 671 billion parameters (verl-project/verl pull requests 2418, 4280, "
-    "7005, 7291, 7348 and docs/advance/fully_async.md): ten are within a factor of 1.6. The others are three "
-    "of older releases, which took 2.5 to 4.2 times as long, two of FSDP2 with states on the host (3 to 7 "
-    "times), one by SGLang (4 times), and one that was timed without waiting for it",
+    "7005, 7291, 7348 and docs/advance/fully_async.md): twelve are within a factor of 1.6. The others are "
+    "one of a release that plans its exports anew (3 times as long), two of FSDP2 with states on the host "
+    "(3 to 7 times), one by SGLang (4 times), and one that was timed without waiting for it",
     "reloads": "parameters come and go in every call of a worker (281ecd4c verl/workers/fsdp_workers.py "
     "`compute_log_prob`, `update_actor`; `compute_ref_log_prob` with adapters, whose reference is the actor)",
     "loss": "counted in zsim.frameworks.verl.kernels",

@@ -292,7 +292,7 @@ def _adapter_modules(
     ]
 
 
-def without_adapters(model: ModelSpec) -> ModelSpec:
+def base_model(model: ModelSpec) -> ModelSpec:
     """The model whose adapters are switched off, which leaves the frozen weights alone to run (PEFT 0.21.2
     peft_model.py `disable_adapter`).
     """
@@ -300,7 +300,7 @@ def without_adapters(model: ModelSpec) -> ModelSpec:
     for block in model.blocks:
         if id(block) not in blocks:
             kept = [
-                _without_adapter(module)
+                _base_module(module)
                 for module in block.modules
                 if ".lora_" not in module.name and not isinstance(module.op_spec, AdapterSum)
             ]
@@ -310,7 +310,7 @@ def without_adapters(model: ModelSpec) -> ModelSpec:
     return replace(model, blocks=tuple(blocks[id(block)] for block in model.blocks))
 
 
-def _without_adapter(module: Module) -> Module:
+def _base_module(module: Module) -> Module:
     """The module without adapters inside."""
     op_spec = module.op_spec
     if isinstance(op_spec, Router):

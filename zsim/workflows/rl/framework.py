@@ -55,7 +55,7 @@ COMMON_SYNCS: Mapping[Transport, SyncRates] = {
 }
 """Transports that are alike whoever drives them. reshard: 13 syncs of 4 to 671 billion parameters by NCCL
 from shard to shard (NVIDIA-NeMo/RL 7ea279ab docs/design-docs/nccl-reshard-refit.md and pull request 2971),
-all within a factor of 1.5, simulated 16 % short on average.
+all within a factor of 1.51, simulated 3 % short on average.
 host: six syncs from host memory, 212 GB to 1 TB (MoonshotAI/checkpoint-engine 415c3205 README.md), within 14
 %. filesystem: assumed, a shared file system of 3 GB/s for writing and reading."""
 

@@ -18,7 +18,7 @@ from zsim.plan.memory.tensors import bytes_at_peak
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.training.framework_training import training_of
-from zsim.specs.model.adapters import without_adapters
+from zsim.specs.model.adapters import base_model
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.topology.topology import Topology
 from zsim.workflows.rl.job import RlJob, packed_job
@@ -76,7 +76,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         forward = reference = whole_pass.seconds
         pass_peak = _peak_of(whole_pass)
     if job.has_reference and job.has_adapters:
-        base = replace(job.update_job, model=without_adapters(job.update_job.model))
+        base = replace(job.update_job, model=base_model(job.update_job.model))
         reference = _pass(job, base, simulator).seconds
     values = critic_updates = 0.0
     if job.critic_job is not None:
