@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from validation.rl.serving import ServingResult, serve
 from validation.rl.table import RlRow
 from validation.rl.trtllm_bench import BENCH_GRAPHS, bench_limits
 from validation.rl.words import cluster_of, dtype_of, model_of
@@ -16,7 +17,6 @@ from zsim.specs.library import Library
 from zsim.workflows.rollout.engine import engine_of
 from zsim.workflows.rollout.limits import EngineLimits, engine_limits
 from zsim.workflows.rollout.requests import SampleRequest
-from zsim.workflows.rollout.serving import ServingResult, serve
 
 _REQUESTS = 600  # of a run that does not say how many, and of open arrivals
 _MAX_REQUESTS = 3000
