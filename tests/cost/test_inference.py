@@ -80,8 +80,7 @@ def test_measured_iterations_of_llama_8b_are_met(cluster: str, sequences: int, m
 def test_one_more_token_in_the_caches_costs_what_its_bytes_take() -> None:
     price = pricer("llama-3.1-8b", "dgx-h100")
     difference = price.seconds(16, 16 * 1000 + 1) - price.seconds(16, 16 * 1000)
-    assert difference == pytest.approx(price.context_seconds(), rel=1e-6)
-    assert price.context_seconds() == pytest.approx(131_072 / (0.867 * 3.35e12), rel=0.01)
+    assert difference == pytest.approx(131_072 / (0.867 * 3.35e12), rel=0.01)
 
 
 def test_prompts_take_longer_than_tokens() -> None:
@@ -133,6 +132,16 @@ def test_experts_that_are_unpacked_in_the_kernel_compute_slower() -> None:
     price = pricer("gpt-oss-20b", "hgx-h200", EngineLayout(weight_dtype="fp4"))
     (layer,) = price.model.experts
     assert 2.9e-3 < price._experts(layer, 8192) < 5.8e-3
+
+
+def test_experts_of_a_single_block_of_scales_take_longer() -> None:
+    """DeepSeek-V3's in fp8 over 16 and 8 ranks: 32 rows take vLLM's kernel 287 and 273 us on H100."""
+    seconds = []
+    for tensor in (16, 8):
+        price = pricer("deepseek-v3", "dgx-h100", EngineLayout(tensor, weight_dtype="fp8"))
+        (layer,) = price.model.experts
+        seconds.append(price._experts(layer, 32))
+    assert seconds == pytest.approx([287e-6, 273e-6], rel=0.25)
 
 
 def test_a_graph_is_of_one_of_the_captured_sizes() -> None:

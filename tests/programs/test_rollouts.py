@@ -13,6 +13,7 @@ from tests.expect import of_kind, there
 from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.programs.rollout import assumed_response
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.rl import RlTable
 from zsim.specs.experiment.tables import Experiment
@@ -114,6 +115,11 @@ def openrlhf(folder: Path) -> str:
 def rollout_of(found: Experiment) -> RlTable:
     assert found.rl is not None
     return found.rl
+
+
+def test_no_mean_is_assumed_beyond_those_that_were_published() -> None:
+    """0.51 of a cap of 4,096 tokens, and at most 3,252."""
+    assert [assumed_response(cap) for cap in (1, 4096, 28672)] == [1, 2089, 3252]
 
 
 def test_verls_units_are_prompts(tmp_path: Path) -> None:

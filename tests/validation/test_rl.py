@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from validation.rl import calibration
 from validation.rl.__main__ import main, placement_pairs
-from validation.rl.calibration import main as print_constants
 from validation.rl.predict import RowPrediction
 from validation.rl.steps import row_experiment
-from validation.rl.table import RlRow
+from validation.rl.table import RlRow, read_rows
 from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
 from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError
+from zsim.frameworks.verl.workflow import PHASES, RELOAD_BANDWIDTH
 from zsim.specs.library import Library
 from zsim.workflows.rl.job import resolve_rl
 
@@ -118,12 +120,23 @@ def test_constants_come_from_rows_to_calibrate_with_alone(
 ) -> None:
     """A step of 10 s that is there to report an error is not among them, whatever its length."""
     row = {**STEP, "role": "calibrate", "row_id": "b", "response_len_mean": "600"}
-    assert print_constants([str(write(tmp_path / "runs.csv", STEP, row))]) == 0
+    assert calibration.main([str(write(tmp_path / "runs.csv", STEP, row))]) == 0
     printed = capsys.readouterr().out
     assert "1 rows, 0.40 to 0.40, geometric mean 0.400" in printed
     assert "\n    b " in printed
     assert "\n    a " not in printed
     assert "step, 1: " in printed
+
+
+@pytest.mark.slow
+def test_verl_has_the_constants_that_calibration_prints() -> None:
+    """Of the seven runs, to as many digits. A phase that takes less than its passes has none."""
+    table = Path(calibration.__file__).parent / "offloaded_runs.csv"
+    runs = calibration.offloaded_runs(read_rows([table]))
+    bandwidth = calibration.reload_bandwidth(runs)
+    assert round(bandwidth / 1e9) == RELOAD_BANDWIDTH / 1e9
+    seconds = calibration.phase_seconds(runs, bandwidth)
+    assert {phase: round(value, 1) for phase, value in seconds.items() if value > 0} == PHASES
 
 
 def test_the_first_benchmarks_of_prime_rl_copy_weights_to_the_host(tmp_path: Path) -> None:
@@ -172,6 +185,14 @@ def test_the_faster_placement_is_that_of_fewer_gpu_seconds() -> None:
         ("ab", False), ("ac", True), ("bc", True),
     ]  # fmt: skip
     assert [pair.is_same_gpus for pair in pairs] == [True, False, False]
+
+
+def test_a_row_says_that_its_lengths_are_assumed_and_how_far_training_is_off() -> None:
+    row = replace(prediction("a", "async", 8, 10.0, 30.0), assumptions=("H100", "responses of 900 tokens"))
+    assert row.doubt == "assumed: responses of 900 tokens"
+    row = replace(row, measured_phases={"training": 2.0}, predicted_phases={"training": 6.0})
+    assert row.doubt == "assumed: responses of 900 tokens, with which training takes 3.0 times as long"
+    assert not replace(row, assumptions=("H100",)).doubt
 
 
 def test_the_cards_of_a_row_are_its_own() -> None:

@@ -23,7 +23,7 @@ from zsim.specs.library import Library
 from zsim.workflows.rl.framework import Offloads
 from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
 from zsim.workflows.rl.memory import host_memory_by_phase, memory_by_phase
-from zsim.workflows.rl.phases import model_bytes, num_tensors, sync_seconds
+from zsim.workflows.rl.phases import model_bytes, num_tensors, phase_times, sync_seconds
 from zsim.workflows.rl.result import RlResult, phase_spread, simulate_rl
 from zsim.workflows.rl.samples import draw_samples
 from zsim.workflows.rollout.limits import (
@@ -182,6 +182,18 @@ def test_verl_moves_offloaded_parameters_for_every_pass() -> None:
         assert moved.phases_seconds[phase] - kept.phases_seconds[phase] == pytest.approx(seconds)
     for phase in ("reference", "weight_sync"):
         assert moved.phases_seconds[phase] == kept.phases_seconds[phase]
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"kind": "ddp"}, {"kind": "fsdp1"}, {"kind": "fsdp2"}, {"kind": "deepspeed", "stage": 2}]
+)
+def test_a_reference_of_adapters_is_the_base_alone(strategy: dict[str, Any]) -> None:
+    """Its pass is that of the frozen products, and shorter than the policy's, which has adapters as well."""
+    asked = experiment(framework="trl", reference="resident").model_dump(exclude_unset=True)
+    asked["strategy"] = strategy
+    asked["training"]["lora"] = {"rank": 8, "targets": "all-linear"}
+    times = phase_times(resolve_rl(Experiment(**asked), simulator()), simulator())
+    assert 0.0 < times.reference < 0.8 * times.old_logprobs
 
 
 def test_intervals_hold_what_is_simulated() -> None:

@@ -12,7 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.library import Library
 from zsim.specs.strategy.registry import workflow_names
-from zsim.workflows.rl.framework import workflow_of
+from zsim.workflows.rl.framework import SINGLE_TENSOR_SECONDS, workflow_of
 from zsim.workflows.rl.job import packed_job, resolve_rl
 from zsim.workflows.rl.loop import Loop, split_turns
 from zsim.workflows.rl.packing import batch_by_count, batch_padded, pack
@@ -310,7 +310,16 @@ def test_a_tensor_of_a_convolution_is_sent_once_and_each_expert_by_itself() -> N
     dense, experts = library.model("qwen3.5-27b"), library.model("qwen3-30b-a3b")
     for model in (dense, library.model("nemotron-3-nano-4b")):
         assert num_tensors(model) == len(list(model.named_parameters()))
-    assert num_tensors(experts) > 2 * 48 * 128
+    assert num_tensors(experts) == 18_867  # as model.safetensors.index.json of Qwen3-30B-A3B has them
+
+
+def test_without_buckets_every_parameter_has_a_call() -> None:
+    """146 parameters, less the part of each that buckets take as well."""
+    packed, single = (
+        resolved(framework="verl", placement="split", sync=sync) for sync in ({}, {"bucket": 0})
+    )
+    more = 146 * (SINGLE_TENSOR_SECONDS - packed.sync.seconds_per_tensor)
+    assert sync_seconds(single) - sync_seconds(packed) == pytest.approx(more)
 
 
 def test_shared_memory_of_other_gpus_is_refused() -> None:

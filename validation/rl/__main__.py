@@ -82,8 +82,10 @@ def _placement_lines(predictions: Sequence[RowPrediction]) -> Iterator[str]:
             wrong = ", ".join(
                 f"{pair.first.row_id} and {pair.second.row_id}" for pair in chosen if not pair.is_right
             )
-            yield f"Faster placement {words}: right in {right} of {len(chosen)} pairs" + (
-                f", wrong in {wrong}" if wrong else ""
+            known = [pair.is_right for pair in chosen if not pair.first.doubt + pair.second.doubt]
+            yield (
+                f"Faster placement {words}: right in {right} of {len(chosen)} pairs, in {sum(known)} of the "
+                f"{len(known)} with published lengths" + (f", wrong in {wrong}" if wrong else "")
             )
 
 
@@ -113,7 +115,8 @@ def _lines(predictions: Sequence[RowPrediction]) -> Iterator[str]:
             f"{name} {predicted:,.4g} ({measured:,.4g}, {100 * (predicted / measured - 1):+.0f} %)"
             for name, measured, predicted in pairs
         )
-        rows.append([prediction.row_id, prediction.role, prediction.reason or text or "predicted"])
+        words = prediction.reason or text or "predicted"
+        rows.append([prediction.row_id, prediction.role, "; ".join(filter(None, (words, prediction.doubt)))])
         for name, measured, predicted in pairs:
             group = prediction.source, prediction.role, name
             errors.setdefault(group, []).append(log(predicted / measured))

@@ -11,22 +11,30 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, exp, log
 from pathlib import Path
 from statistics import fmean, median
 
-from validation.rl.predict import RowPrediction, predict_rows
+from validation.rl.predict import RowPrediction, measured_phases, predict_rows
 from validation.rl.steps import row_experiment
 from validation.rl.table import RlRow, read_rows
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.specs.library import Library
-from zsim.workflows.rl.framework import workflow_of
 from zsim.workflows.rl.job import RlJob, resolve_rl
-from zsim.workflows.rl.phases import broadcast_bandwidth, model_bytes, num_tensors
+from zsim.workflows.rl.phases import (
+    BROADCAST_SHARE,
+    broadcast_bandwidth,
+    model_bytes,
+    num_tensors,
+    phase_times,
+    reload_seconds,
+)
 
 _ONE_SENDER = r"checkpoint-engine, |single sender"
 """Notes of broadcasts by buckets from one rank."""
+_NO_BUCKETS = r"^per-tensor"
 _COVERED = 0.9  # of errors, on one side of an end
 _TRAINER = ("training", "old_logprobs", "reference")
 
@@ -41,25 +49,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"validation.rl.calibration: {error}", file=sys.stderr)
         return 2
     predictions = {prediction.row_id: prediction for prediction in predict_rows(rows)}
-    for lines in (_shares(rows), _phases(rows, predictions), _lengths(rows), _spreads(predictions, rows)):
+    for lines in (_shares(rows), _phases(rows), _lengths(rows), _spreads(predictions, rows)):
         print(*lines, "", sep="\n")
     return 0
 
 
 def _shares(rows: Sequence[RlRow]) -> Iterator[str]:
-    """What broadcasts reach of the bandwidth of their links."""
-    yield "BROADCAST_SHARE: bytes/s of broadcasts from one rank, over those of its links"
+    """What broadcasts reach of the bandwidth of their links, and what those without buckets take beside."""
+    for title, notes, value_of in (
+        ("BROADCAST_SHARE: bytes/s of broadcasts over those of their links", _ONE_SENDER, _share),
+        ("SINGLE_TENSOR_SECONDS", _NO_BUCKETS, _single_tensor_seconds),
+    ):
+        yield title
+        values = []
+        for row, job in _broadcasts(rows, notes):
+            values.append(value_of(job, row.number("sync_s") or 0.0))
+            yield f"  {row.row_id} {values[-1]:.3g}"
+        if values:
+            yield f"  geometric mean {exp(fmean(map(log, values))):.3g}"
+
+
+def _broadcasts(rows: Sequence[RlRow], notes: str) -> Iterator[tuple[RlRow, RlJob]]:
     simulator, library = Simulator(), Library()
-    shares = []
     for row in rows:
-        if row.has_word("sync-only", "algorithm") and row.has_word(_ONE_SENDER, "notes"):
-            asked = row_experiment(row, library)
-            job = resolve_rl(asked.experiment, simulator)
-            if job.transport == "broadcast" and not row.has_word("offload", "train_parallelism"):
-                shares.append(_share(job, row.number("sync_s") or 0.0))
-                yield f"  {row.row_id} {shares[-1]:.3f}"
-    if shares:
-        yield f"  geometric mean {exp(fmean(map(log, shares))):.3f}"
+        if row.has_word("sync-only", "algorithm") and row.has_word(notes, "notes"):
+            job = resolve_rl(row_experiment(row, library).experiment, simulator)
+            is_issue_alone = (row.number("sync_s") or 0.0) < job.sync.seconds
+            if job.transport == "broadcast" and not is_issue_alone:
+                yield row, job
 
 
 def _share(job: RlJob, measured: float) -> float:
@@ -68,21 +85,65 @@ def _share(job: RlJob, measured: float) -> float:
     return model_bytes(job) / moving / broadcast_bandwidth(job)
 
 
-def _phases(rows: Sequence[RlRow], predictions: Mapping[str, RowPrediction]) -> Iterator[str]:
+def _single_tensor_seconds(job: RlJob, measured: float) -> float:
+    moving = model_bytes(job) / (BROADCAST_SHARE * broadcast_bandwidth(job))
+    return (measured - job.sync.seconds - moving) / num_tensors(job.update_job.model)
+
+
+@dataclass(frozen=True)
+class OffloadedRun:
+    """A run of verl with its parameters on the host: seconds of its phases less those of their passes."""
+
+    row_id: str
+    moved_bytes: float
+    """Of a GPU, to it and back."""
+    residuals: Mapping[str, float]
+
+
+def offloaded_runs(rows: Sequence[RlRow]) -> list[OffloadedRun]:
+    """The runs of verl whose phases are in `rows`."""
+    simulator, library = Simulator(), Library()
+    runs = []
+    for row in rows:
+        measured = measured_phases(row)
+        if row.has_word("verl", "framework") and set(_TRAINER) <= set(measured):
+            job = resolve_rl(row_experiment(row, library).experiment, simulator)
+            times = phase_times(job, simulator)
+            reload = reload_seconds(job, times.update)
+            extra = job.framework.controllers[job.table.placement].phases
+            residuals = {
+                phase: measured[phase] - (getattr(times, phase) - reload - extra.get(phase, 0.0))
+                for phase in _TRAINER
+            }
+            runs.append(OffloadedRun(row.row_id, reload * job.framework.reload_bandwidth, residuals))
+    return runs
+
+
+def reload_bandwidth(runs: Sequence[OffloadedRun]) -> float:
+    """By least squares of what references take more than their passes, which have no other time."""
+    squares = sum(run.moved_bytes**2 for run in runs)
+    return squares / sum(run.moved_bytes * run.residuals["reference"] for run in runs)
+
+
+def phase_seconds(runs: Sequence[OffloadedRun], bandwidth: float) -> dict[str, float]:
+    """Medians of what phases take more than their passes and reloads."""
+    return {
+        phase: median(run.residuals[phase] - run.moved_bytes / bandwidth for run in runs)
+        for phase in ("training", "old_logprobs")
+    }
+
+
+def _phases(rows: Sequence[RlRow]) -> Iterator[str]:
     """Seconds of the trainer's phases besides its passes."""
-    yield "PHASES of verl: measured seconds less those of the simulated passes"
-    seconds = workflow_of("verl").controllers["colocated"].phases
-    for phase, extra in seconds.items():
-        residuals = {
-            row.row_id: row_prediction.measured_phases[phase] - row_prediction.predicted_phases[phase] + extra
-            for row in rows
-            if (row_prediction := predictions[row.row_id]).predicted_phases.get(phase)
-            and row.has_word("verl", "framework")
-            and phase in row_prediction.measured_phases
-        }
-        if residuals:
-            yield f"  {phase} " + ", ".join(f"{name} {value:.2f}" for name, value in residuals.items())
-            yield f"  {phase} median {median(residuals.values()):.2f}"
+    yield "RELOAD_BANDWIDTH and PHASES of verl, from measured seconds less those of the simulated passes"
+    if runs := offloaded_runs(rows):
+        for run in runs:
+            words = ", ".join(f"{phase} {value:.2f}" for phase, value in run.residuals.items())
+            yield f"  {run.row_id} {words}, for {run.moved_bytes / 1e9:.1f} GB"
+        bandwidth = reload_bandwidth(runs)
+        yield f"  RELOAD_BANDWIDTH {bandwidth / 1e9:.0f}e9"
+        for phase, value in phase_seconds(runs, bandwidth).items():
+            yield f"  {phase} {value:.1f}"
 
 
 def _lengths(rows: Sequence[RlRow]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from validation.published.measured_experiments import memory_figures
 from validation.rl.engines import predict_engine
-from validation.rl.steps import RowExperiment, placement_of, row_experiment
+from validation.rl.steps import ASSUMED_RESPONSES, RowExperiment, placement_of, row_experiment
 from validation.rl.table import RlRow
 from validation.rl.words import reason_of
 from zsim.engine.micro_batches import simulate_step
@@ -65,6 +65,18 @@ class RowPrediction:
     """Of a trainer that is measured alone: what torch reserves on the fullest GPU, which prime-rl prints."""
     assumptions: tuple[str, ...] = ()
 
+    @property
+    def doubt(self) -> str:
+        """What is assumed of the responses, and how much longer training takes with it than was measured:
+        about that much longer they are than they were. Empty where their length is published.
+        """
+        assumed = next((text for text in self.assumptions if text.startswith(ASSUMED_RESPONSES)), "")
+        phases = self.predicted_phases, self.measured_phases
+        predicted, measured = (seconds.get("training", 0.0) for seconds in phases)
+        if not assumed or not measured:
+            return assumed and f"assumed: {assumed}"
+        return f"assumed: {assumed}, with which training takes {predicted / measured:.1f} times as long"
+
     def gpu_seconds(self, kind: str) -> float:
         """GPU-seconds of the whole step, "measured" or "predicted"."""
         seconds: float = getattr(self, f"{kind}_seconds")
@@ -120,12 +132,14 @@ def _skipped(row: RlRow, reason: str) -> RowPrediction:
     return RowPrediction(**_measured(row), status="skipped", reason=reason)
 
 
+def measured_phases(row: RlRow) -> dict[str, float]:
+    """Measured seconds by phase."""
+    return {
+        name: value for column, name in PHASE_COLUMNS.items() if (value := row.number(column)) is not None
+    }
+
+
 def _measured(row: RlRow) -> dict[str, Any]:
-    phases = {}
-    for column, name in PHASE_COLUMNS.items():
-        value = row.number(column)
-        if value is not None:
-            phases[name] = value
     itl, peak = row.number("itl_mean_ms"), row.number("peak_mem_gib")
     return {
         "row_id": row.row_id,
@@ -135,7 +149,7 @@ def _measured(row: RlRow) -> dict[str, Any]:
         "gpus": row.count("n_gpus"),
         "batch": tuple(row.text(column) for column in BATCH_COLUMNS),
         "measured_seconds": row.number("step_time_s") or row.number("duration_s"),
-        "measured_phases": phases,
+        "measured_phases": measured_phases(row),
         "measured_tokens_per_second": row.number("output_tokens_per_s"),
         "measured_itl_seconds": None if itl is None else itl / 1e3,
         "measured_peak_bytes": None if peak is None else peak * 2**30,

@@ -11,6 +11,7 @@ from typing import Any
 from validation.rl.table import RlRow
 from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
 from zsim.errors import NotSimulatedError
+from zsim.programs.rollout import assumed_response
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.tables import Experiment
@@ -19,13 +20,9 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import workflow_names
 
 _ASSUMED_SAMPLES = (64, 8)  # prompts and samples of each, of rows about one phase alone
+ASSUMED_RESPONSES = "responses of"
 _ASSUMED_PROMPT = 128.0  # tokens, where nothing is said
 _TRIGGER_STEPS, _SCRIPT_STALENESS = 4, 0.5  # of verl's fully asynchronous scripts
-_ASSUMED_SHARE = 0.51
-"""Mean length of responses over their cap, where no mean is published: the geometric mean of the twelve rows
-of role calibrate that publish both, 0.26 to 0.81 with caps up to 4,096 tokens, see `calibration`."""
-_ASSUMED_MOST = 3252.0
-"""The longest mean that is assumed: that of those rows, as no row says that the share holds beyond it."""
 _SMALL_OPT = {
     "model_type": "opt", "vocab_size": 50272, "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
     "num_attention_heads": 16, "max_position_embeddings": 2048, "word_embed_proj_dim": 512,
@@ -297,9 +294,9 @@ def _lengths(row: RlRow, phase: str | None, assumptions: list[str]) -> dict[str,
             if phase is None:
                 raise NotSimulatedError("the lengths of responses are not published")
             cap = 1024
-        mean = min(_ASSUMED_SHARE * cap, _ASSUMED_MOST)
+        mean = float(assumed_response(cap))
         if phase is None:
-            assumptions.append(f"responses of {mean:,.0f} tokens")
+            assumptions.append(f"{ASSUMED_RESPONSES} {mean:,.0f} tokens")
     is_constant = row.has_word(r"constant|exactly|fixed|static", "length_law")
     response: dict[str, Any] = {"mean": mean}
     if is_constant or (cap is not None and mean >= 0.98 * cap):
@@ -344,6 +341,10 @@ def _rl_table(
         table["sync"] = {"transport": "reshard"}
     elif row.has_word(r"checkpoint-engine", "framework") or re.search("weights from host memory", sync):
         table["sync"] = {"transport": "host"}
+    elif sync.startswith("per-tensor"):
+        table["sync"] = {"bucket": 0}
+    elif "serial iteration" in sync:
+        raise NotSimulatedError("NeMo-RL before v0.4.0 gathers, sends and loads in turn (pull request 1379)")
     flight = re.search(
         r"in-flight weight updates (true|false)|partial rollout", row.text("notes"), re.IGNORECASE
     )

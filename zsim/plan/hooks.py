@@ -98,6 +98,9 @@ class Hooks:
         `stage_hooks`.
         """
 
+    def end_passes(self) -> None:
+        """End a step that has no backward, which is called as `optimizer_step` is."""
+
     # -- forward of one micro-batch -----------------------------------------------------------------------
 
     def begin_forward(self, micro_batch: int) -> None: ...

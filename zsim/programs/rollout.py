@@ -11,11 +11,18 @@ from typing import Any
 
 from zsim.specs.formats.config_file import TrainingFile
 
-RESPONSE_SHARE = 0.51
-"""Mean length of responses over their cap: the geometric mean of twelve published runs with caps up to 4,096
-tokens, 0.26 to 0.81 (`python -m validation.rl.calibration`)."""
+_RESPONSE_SHARE, _MOST_TOKENS = 0.51, 3252
+"""Mean length of responses over their cap, the geometric mean of twelve published runs with caps up to 4,096
+tokens, 0.26 to 0.81, and the longest mean of these (`python -m validation.rl.calibration`)."""
 PROMPT_TOKENS = 128
 """Tokens of a prompt: 99 to 132 in the published steps of NeMo-RL (OpenMathInstruct-2)."""
+
+
+def assumed_response(cap: int) -> int:
+    """Mean tokens of responses whose cap alone is known. No published run says what it is with caps above
+    4,096 tokens.
+    """
+    return max(1, min(round(_RESPONSE_SHARE * cap), _MOST_TOKENS))
 
 
 def set_rollout(
@@ -46,13 +53,14 @@ def set_rollout(
     if mini_batch < total:
         file.settings["rl.mini_batch_samples"] = mini_batch
     file.settings |= {f"rl.{key}": value for key, value in others.items() if value is not None}
-    prompt, response = min(PROMPT_TOKENS, prompt_cap), max(1, round(RESPONSE_SHARE * response_cap))
+    prompt, response = min(PROMPT_TOKENS, prompt_cap), assumed_response(response_cap)
     file.defaults |= {"rl.lengths.prompt.mean": prompt, "rl.lengths.response.mean": response}
     file.note(
         f"`zsim run` simulates the whole step: {prompts:,} prompts with {samples:,} responses. The file does "
         f"not say how long they are: {prompt:,} and {response:,} tokens in the mean unless "
-        "rl.lengths.prompt.mean and rl.lengths.response.mean do. Commands that take no [rl] simulate one "
-        f"update alone: {update}"
+        "rl.lengths.prompt.mean and rl.lengths.response.mean do. Where updates take half as long in a log, "
+        "its responses are about half as long. Commands that take no [rl] simulate one update alone: "
+        f"{update}"
     )
 
 

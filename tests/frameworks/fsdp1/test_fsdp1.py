@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -262,6 +263,14 @@ def test_forward_waits_for_the_block_three_before(toys: Any) -> None:
         if op.phase == "forward" and op.host_waits
     }
     assert waits == {f"model.layers.{block}": [f"model.layers.{block - 3}.residual"] for block in range(3, 8)}
+
+
+def test_passes_without_backward_wait_as_well(toys: Any) -> None:
+    """Three frees are left, as the root's own unsharding takes one that nothing gives back: block 0 finds two
+    of them, and block 2 waits for it."""
+    calls = calls_of(toy_plan(toys, training=replace(toys.training(), forward_only=True)))
+    recorded = "all_gather root,all_gather 0,all_gather 1,limit,all_gather 2,limit,all_gather 3"
+    assert calls == recorded.split(",")
 
 
 def test_without_the_limiter_the_host_never_waits(toys: Any) -> None:

@@ -56,6 +56,10 @@ _HEAD_DTYPE = "bf16"  # see [Note: quantized checkpoints]
 ADAPTER_KERNELS = 3  # of a product's adapters: down, up, and the sum
 GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 """Rows of captured CUDA graphs, vLLM's default (0.24 `config/compilation.py`)."""
+FP8_BLOCK, SINGLE_BLOCK_EXPERTS = 128, 1.29
+"""Features that share a scale of fp8, and how much longer experts take that are cut to one such block: 4 to
+256 rows on DeepSeek-V3's over 16 tensor ranks, by vLLM's and SGLang's kernels on H100, H200 and B200
+(AIConfigurator's tables, 1.10 to 1.43, and 0.95 to 1.12 of two blocks)."""
 UNPACKED_EXPERTS = 0.68
 """Part of the FLOP/s of experts in bf16 that remains where their weights are of 4 bits in memory: 1,024 to
 8,192 rows on experts 2,880 wide by TensorRT-LLM's and vLLM's Triton kernels on H100 and H200
@@ -174,15 +178,6 @@ class IterationPricer:
     def _padded(self, sequences: int) -> int:
         return padded_batch(sequences, self.max_graph, self.graph_sizes)
 
-    def context_seconds(self) -> float:
-        """Seconds that one more token in the caches adds to an iteration that decodes."""
-        return sum(
-            count * attention.cache_elements * self._cache_size / (self.gpu.memory.bandwidth * rate.fraction)
-            for attention, count in self.model.attentions.items()
-            for rate in [self._attention_rate(attention)]
-            if attention.window is None
-        )
-
     @cached_property
     def num_kernels(self) -> int:
         """Kernels of one pass."""
@@ -258,7 +253,9 @@ class IterationPricer:
         flops_per_second = width * self._flops_per_second(self.rates.expert_arithmetic, dtype)
         if size < 1 and self._arithmetic_dtype(dtype) != dtype:
             flops_per_second *= UNPACKED_EXPERTS
-        return rate.seconds + hypot(reading, 2.0 * local_rows * layer.numel / flops_per_second)
+        seconds = rate.seconds + hypot(reading, 2.0 * local_rows * layer.numel / flops_per_second)
+        is_single = dtype == "fp8" and layer.expert_features <= FP8_BLOCK
+        return SINGLE_BLOCK_EXPERTS * seconds if is_single else seconds
 
     def _flops_per_second(self, fractions: TypeFractions, weight_dtype: str) -> float:
         dtype = self._arithmetic_dtype(weight_dtype)

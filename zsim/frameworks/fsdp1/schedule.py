@@ -401,6 +401,9 @@ class Fsdp1Schedule(Hooks):
             self.builder.free("gradients", sum(unit.stored_shard_bytes for unit in trained_units))
         self.limiter.apply(self.builder.ops)
 
+    def end_passes(self) -> None:
+        self.limiter.apply(self.builder.ops)
+
 
 def _shard_size(strategy: Fsdp1Config, world_size: int) -> int:
     """The number of ranks that a flat parameter is sharded over."""

@@ -3,6 +3,7 @@
 from math import inf
 
 from zsim.workflows.rl.framework import (
+    SINGLE_TENSOR_SECONDS,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -15,8 +16,8 @@ SOURCES = {
     "defaults": "OpenRLHF 3c3be623 openrlhf/cli/train_ppo_ray.py",
     "log-probabilities": "asked for with is_correction_enable, which is False by default "
     "(openrlhf/trainer/ppo_utils/samples_generator.py, openrlhf/cli/train_ppo_ray.py)",
-    "syncs": "every parameter gathered and sent by itself (openrlhf/trainer/ray/ppo_actor.py); 1 ms each "
-    "is assumed",
+    "syncs": "every parameter gathered and sent by itself (openrlhf/trainer/ray/ppo_actor.py), as "
+    "verl's old path did",
     "loop": "openrlhf/trainer/ppo_trainer.py; samples are padded to the longest of a micro-batch unless "
     "packing_samples is on (openrlhf/models/actor.py)",
     "controllers": "assumed as verl's before its workers fetched data themselves",
@@ -30,8 +31,8 @@ WORKFLOW = RlFramework(
     max_num_batched_tokens=8192,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
-        "ipc": SyncRates(1e9, 1e-3, 20e9, 0.5),
-        "broadcast": SyncRates(1e9, 1e-3, inf, 0.5),
+        "ipc": SyncRates(1e9, SINGLE_TENSOR_SECONDS, 20e9, 0.5),
+        "broadcast": SyncRates(1e9, SINGLE_TENSOR_SECONDS, inf, 0.5),
     },
     offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
     algorithms=("ppo", "grpo", "dapo", "rloo"),

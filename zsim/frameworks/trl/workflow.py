@@ -4,6 +4,7 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
+    SINGLE_TENSOR_SECONDS,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -17,8 +18,8 @@ SOURCES = {
     "loop": "trl/trainer/grpo_trainer.py: prompts and completions of a generation are padded each to their "
     "longest, and with vLLM old log-probabilities are computed for the correction of its own",
     "syncs": "parameter by parameter with a gather each, in the trainer's own type "
-    "(trl/generation/vllm_generation.py; counted in validation/rl/call_orders.json); 1 ms each is assumed, "
-    "as verl's old path takes 0.8 to 1.6 ms (docs/advance/fully_async.md)",
+    "(trl/generation/vllm_generation.py; counted in validation/rl/call_orders.json), as verl's old "
+    "path did",
     "reference": "loaded as the policy is (trl/trainer/grpo_trainer.py `create_model_from_path`)",
     "controllers": "assumed: one process a GPU, without a controller",
 }
@@ -31,8 +32,8 @@ WORKFLOW = RlFramework(
     max_num_batched_tokens=4096,
     transports={"colocated": "ipc", "split": "broadcast"},
     syncs={
-        "ipc": SyncRates(1e9, 1e-3, 20e9, 0.3),
-        "broadcast": SyncRates(1e9, 1e-3, inf, 0.3),
+        "ipc": SyncRates(1e9, SINGLE_TENSOR_SECONDS, 20e9, 0.3),
+        "broadcast": SyncRates(1e9, SINGLE_TENSOR_SECONDS, inf, 0.3),
         "filesystem": COMMON_SYNCS["filesystem"],
     },
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),

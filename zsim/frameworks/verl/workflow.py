@@ -11,20 +11,21 @@ from zsim.workflows.rl.framework import (
     TrainerDefaults,
 )
 
-PHASES = {"training": 3.5, "old_logprobs": 1.4}
-"""Seconds of the trainer's phases besides its passes: medians of what seven runs took more than those passes
-and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data gsm8k and
-math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints them."""
-RELOAD_BANDWIDTH = 36e9
+PHASES = {"training": 2.9}
+"""Seconds of the trainer's phases besides its passes: the median of what seven runs took more than those
+passes and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data
+gsm8k and math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints it. That of
+old log-probabilities is below 0."""
+RELOAD_BANDWIDTH = 24e9
 """Of a GPU's shard in fp32, there and back: by least squares of what the references of the same runs took
-more than their passes, which have no other time."""
+more than their passes, which have no other time, as printed there too."""
 
 SOURCES = {
     "defaults": "verl-project/verl 1dda039b verl/trainer/config",
     "syncs": "seventeen syncs of 7 to 671 billion parameters (verl-project/verl pull requests 2418, 4280, "
-    "7005, 7291, 7348 and docs/advance/fully_async.md): ten are within a factor of 1.6. The others are three "
-    "of older releases, which took 2.5 to 4.2 times as long, two of FSDP2 with states on the host (3 to 7 "
-    "times), one by SGLang (4 times), and one that was timed without waiting for it",
+    "7005, 7291, 7348 and docs/advance/fully_async.md): twelve are within a factor of 1.6. The others are "
+    "one of a release that plans its exports anew (3 times as long), two of FSDP2 with states on the host "
+    "(3 to 7 times), one by SGLang (4 times), and one that was timed without waiting for it",
     "reloads": "parameters come and go in every call of a worker (281ecd4c verl/workers/fsdp_workers.py "
     "`compute_log_prob`, `update_actor`; `compute_ref_log_prob` with adapters, whose reference is the actor)",
     "loss": "counted in zsim.frameworks.verl.kernels",

@@ -152,6 +152,7 @@ def run_actions(
     if messenger is not None:
         messenger.finish()
     if stage_hooks[0].stage.workload.training.forward_only:
+        stage_hooks[0].end_passes()
         builder.free_all()
         return
     stage_hooks[0].finish_gradients()

@@ -205,8 +205,10 @@ class SyncTable(StrictTable):
         description="shared memory of one GPU, broadcast by the trainer, shard to shard, files, or by way "
         "of host memory; left out: the framework's for the placement",
     )
-    bucket: Annotated[Bytes, Field(gt=0)] | None = Field(
-        default=None, description="bytes that are gathered and handed over at once; left out: the framework's"
+    bucket: Bytes | None = Field(
+        default=None,
+        description="bytes that are gathered and handed over at once, 0 for one parameter; left out: the "
+        "framework's",
     )
     every: Count = Field(default=1, description="steps between two syncs")
     overlap: StrictBool = Field(

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.operations.experts import ExpertAdapterKind
+from zsim.operations.experts import ExpertAdapterKind, Experts
 from zsim.operations.operation import Role
+from zsim.operations.router import Router
 from zsim.specs.model.expert_adapters import (
     ExpertTarget,
     adaptable_products,
@@ -289,6 +290,35 @@ def _adapter_modules(
             for adapter_module in adapter_modules
         ),
     ]
+
+
+def base_model(model: ModelSpec) -> ModelSpec:
+    """The model whose adapters are switched off, which leaves the frozen weights alone to run (PEFT 0.21.2
+    peft_model.py `disable_adapter`).
+    """
+    blocks: dict[int, Block] = {}
+    for block in model.blocks:
+        if id(block) not in blocks:
+            kept = [
+                _base_module(module)
+                for module in block.modules
+                if ".lora_" not in module.name and not isinstance(module.op_spec, AdapterSum)
+            ]
+            names = {module.name for module in kept}
+            order = block.registration and tuple(name for name in block.registration if name in names)
+            blocks[id(block)] = replace(block, modules=tuple(kept), registration=order)
+    return replace(model, blocks=tuple(blocks[id(block)] for block in model.blocks))
+
+
+def _base_module(module: Module) -> Module:
+    """The module without adapters inside."""
+    op_spec = module.op_spec
+    if isinstance(op_spec, Router):
+        return replace(module, op_spec=replace(op_spec, is_merged=False))
+    if isinstance(op_spec, Experts) and op_spec.adapters is not None:
+        parameters = tuple(p for p in module.parameters if "lora_" not in p.name)
+        return replace(module, op_spec=replace(op_spec, adapters=None), parameters=parameters)
+    return module
 
 
 def is_frozen(name: str, patterns: Sequence[str]) -> bool:

@@ -26,7 +26,8 @@ class SyncRates:
 
     bucket_bytes: float
     seconds_per_tensor: float
-    """Python of one parameter: gathering it, renaming it, and the engine's loading of it."""
+    """Python of one parameter: gathering it, renaming it, and the engine's loading of it. At least
+    `SINGLE_TENSOR_SECONDS` where none shares a bucket."""
     bytes_per_second: float
     """Rate at which an engine takes buckets over, with all copies. The path to it may be slower, and is the
     only limit where this is infinite.
@@ -41,6 +42,12 @@ class SyncRates:
     """
 
 
+SINGLE_TENSOR_SECONDS = 0.83e-3
+"""Seconds of a parameter that is gathered, sent and loaded by a call of its own: the geometric mean of 0.68
+and 1.02 ms, those of two syncs of 30 and 235 billion parameters (verl-project/verl docs/advance/
+fully_async.md, before its checkpoint engine), as `python -m validation.rl.calibration` prints it. With
+buckets Python has 14 to 54 us of it to find, cut and copy one of 64 to 512 experts (vLLM 0.11.2
+models/qwen3_moe.py `load_weights`, whose calls take that on a Xeon with torch 2.13)."""
 COMMON_SYNCS: Mapping[Transport, SyncRates] = {
     "reshard": SyncRates(1e9, 0.015e-3, 50e9, 0.25, 0.15e-3),
     "host": SyncRates(4e9, 0.0, 70e9, 0.4),
@@ -48,7 +55,7 @@ COMMON_SYNCS: Mapping[Transport, SyncRates] = {
 }
 """Transports that are alike whoever drives them. reshard: 13 syncs of 4 to 671 billion parameters by NCCL
 from shard to shard (NVIDIA-NeMo/RL 7ea279ab docs/design-docs/nccl-reshard-refit.md and pull request 2971),
-all within a factor of 1.5, simulated 16 % short on average.
+all within a factor of 1.51, simulated 3 % short on average.
 host: six syncs from host memory, 212 GB to 1 TB (MoonshotAI/checkpoint-engine 415c3205 README.md), within 14
 %. filesystem: assumed, a shared file system of 3 GB/s for writing and reading."""
 

@@ -17,7 +17,13 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.rl import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
-from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
+from zsim.workflows.rl.framework import (
+    SINGLE_TENSOR_SECONDS,
+    Offloads,
+    RlFramework,
+    SyncRates,
+    workflow_of,
+)
 from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
 from zsim.workflows.rl.samples import Samples, check_size, draw_samples
 from zsim.workflows.rollout.engine import Engine, engine_of, tensor_all_reduce
@@ -520,6 +526,9 @@ def _transport(table: RlTable, framework: RlFramework) -> Transport:
 
 def _sync(table: RlTable, rates: SyncRates) -> SyncRates:
     bucket = table.sync.bucket
+    if bucket == 0:
+        seconds = max(rates.seconds_per_tensor, SINGLE_TENSOR_SECONDS)
+        return replace(rates, seconds_per_tensor=seconds)
     return rates if bucket is None else replace(rates, bucket_bytes=float(bucket))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from zsim.api import Result
@@ -18,6 +18,7 @@ from zsim.plan.memory.tensors import bytes_at_peak
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.training.framework_training import training_of
+from zsim.specs.model.adapters import base_model
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.topology.topology import Topology
 from zsim.workflows.rl.job import RlJob, packed_job
@@ -28,10 +29,10 @@ WAKE_SECONDS = 0.3  # of an engine, the same source
 
 
 TRAINED_BYTES = 2  # of a weight, as the trainer has it for its products
-BROADCAST_SHARE = 0.44
+BROADCAST_SHARE = 0.46
 """Part of the bandwidth of its links that a broadcast of buckets reaches, with packing, loading and the waits
 of sender and receivers for each other: the geometric mean of four syncs of 27 to 235 billion parameters by
-one sender, 0.35 to 0.53 (verl-project/verl docs/advance/fully_async.md and pull request 7291, as
+one sender, 0.39 to 0.57 (verl-project/verl docs/advance/fully_async.md and pull request 7291, as
 `python -m validation.rl.calibration` prints them)."""
 RESHARD_EXCESS = 1.5  # of the bytes that the slowest receiver gets, as ranks do not all send evenly
 
@@ -68,10 +69,15 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     step = simulate_step(job.update_job, simulate=simulator.outcome)
     report = report_of_step(step, 0.0)
     update = Result(job.update_job, step, report)
-    forward, pass_peak = 0.0, dict[str, int]()
+    forward = reference = 0.0
+    pass_peak = dict[str, int]()
     if job.passes:
         whole_pass = _pass(job, job.update_job, simulator)
-        forward, pass_peak = whole_pass.seconds, _peak_of(whole_pass)
+        forward = reference = whole_pass.seconds
+        pass_peak = _peak_of(whole_pass)
+    if job.has_reference and job.has_adapters:
+        base = replace(job.update_job, model=base_model(job.update_job.model))
+        reference = _pass(job, base, simulator).seconds
     values = critic_updates = 0.0
     if job.critic_job is not None:
         values = _pass(job, job.critic_job, simulator).seconds
@@ -90,7 +96,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         update,
         job.updates * step.seconds + critic_updates + reload + extra.get("training", 0.0),
         forward + reload + extra.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
-        forward + reference_reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
+        reference + reference_reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
         values + extra.get("values", 0.0) if values else 0.0,
         reward,
         sync_seconds(job),
@@ -192,9 +198,13 @@ def parameter_bytes(trainer: Job) -> int:
 
 
 def num_tensors(model: ModelSpec) -> int:
-    """Parameters that a sync handles one by one: every expert of a layer has its own in a checkpoint."""
+    """Parameters that a sync handles one by one: every expert of a layer has its own in a checkpoint, and its
+    gate and its product beside that are two (Qwen3-30B-A3B: 18,867, as its index of safetensors has them).
+    """
     return sum(
-        parameter.shape[0] if name in model.expert_names and len(parameter.shape) == 3 else 1
+        parameter.shape[0] * (2 if "gate_up" in parameter.name else 1)
+        if name in model.expert_names and len(parameter.shape) == 3
+        else 1
         for name, parameter in model.named_parameters()
     )
 

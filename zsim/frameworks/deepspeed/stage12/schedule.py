@@ -102,6 +102,7 @@ class Zero12Schedule(DeepSpeedEngine):
             size
             for group, flat in zip(self._groups, self._flats, strict=True)
             for size in self._moments(group, flat)
+            if size
         )
         is_lazy = self._release.makes_states_in_first_step
         return [
