@@ -51,7 +51,7 @@ class Zero3Schedule(Zero3Gradients):
         super().__init__(stage, config)
         zero = drop_trace(config.zero) if config.fetches_one_by_one else config.zero
         self.coordinator = Coordinator(self.trace, zero, self.store, self.group.name)
-        self.gather_stream = "all_gather" if self.zero.overlap_comm else COMPUTE
+        self.gather_stream = "fetch" if self.zero.overlap_comm else COMPUTE
         self.secondary = self._make_secondary()
         self.gatherer = self._make_gatherer()
         self._in_flight: dict[int, Fetch] = {}
@@ -193,7 +193,7 @@ class Zero3Schedule(Zero3Gradients):
             for number in numbers:
                 self._wait_for(number)
         if self.gather_stream != COMPUTE:
-            builder.wait_stream(COMPUTE, self.gather_stream)
+            builder.join(COMPUTE, self.gather_stream)
         prefetch = self.coordinator.prefetch(numbers)
         self._entered_at[entered_module] = self.coordinator.step
         if prefetch is not None:

@@ -65,7 +65,7 @@ class SynchronizedGatherer(Gatherer):
         builder.host(f"slice {name}", overhead="deepspeed_part", events=ranks)
         builder.wait_stream(self.stream, COMPUTE)
         builder.allocate("buffers", size)
-        self._collective(part, size, "all_gather", self.config.param_dtype)
+        self._collective(part, size, "all_gather", self.config.param_dtype, is_blocking=True)
         kernels = move_kernels(size, size, launches=ranks)
         self._started[number] = builder.kernels(f"copy parts of {name}", kernels, stream=self.stream)
         builder.free_when_done("buffers", size, self._started[number])

@@ -193,7 +193,7 @@ class QuantizedGatherer(SecondaryGatherer):
     def finish(self, part: Fetch) -> int:
         """Dequantise to fp16, split into the parameters, cast to their type, and return the event."""
         builder, ranks = self.builder, self.builder.groups[part.group].size
-        self._started.pop(part.parameters[0])
+        builder.stream_wait(self.stream, self._started.pop(part.parameters[0]))
         shard = self._shard_numel(part)
         groups = self._groups_of(part, shard)
         parameters = self.parameters(part)
