@@ -14,6 +14,8 @@ for fetches is the compute stream, and gathers still overlap with kernels issued
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zsim.cost.kernels.update import cat_launches
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
@@ -24,16 +26,24 @@ from zsim.plan.ops import CollectiveKind, Group
 
 GATHER = "all_gather"  # the process group's stream
 
+SplitFetch = Callable[[Fetch], list[Fetch]]
+
 
 class Gatherer:
     """Gathers over the ranks that shard (`group`), in the parameters' type. `stream` is DeepSpeed's for
-    fetches. See [Note: exact waits]."""
+    fetches. See [Note: exact waits]. `split` cuts a fetch into parts of separate groups, as hpZ's."""
 
     def __init__(
-        self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, stream: str, group: Group
+        self,
+        builder: PlanBuilder,
+        trace: FetchTrace,
+        config: DeepSpeedConfig,
+        stream: str,
+        group: Group,
+        split: SplitFetch | None = None,
     ) -> None:
         self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
-        self.group = group
+        self.group, self._split = group, split
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self._started: dict[int, int] = {}  # first parameter of a part in flight -> its collective
 
@@ -41,7 +51,8 @@ class Gatherer:
         """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter.
         Parameters of which no other rank has a part need none.
         """
-        calls = self._split_per_group(fetch)
+        parts = [fetch] if self._split is None else self._split(fetch)
+        calls = [call for part in parts for call in self._split_per_group(part)]
         if self.config.zero.allgather_sequential:
             return [Fetch((number,), part.group) for part in calls for number in part.parameters]
         return calls

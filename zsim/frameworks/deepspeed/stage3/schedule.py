@@ -26,11 +26,7 @@ from zsim.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.frameworks.deepspeed.stage3.gradients import MAX_EVENTS, Zero3Gradients
 from zsim.frameworks.deepspeed.stage3.module_order import ROOT
 from zsim.frameworks.deepspeed.stage3.synchronized_gather import SynchronizedGatherer, drop_trace
-from zsim.frameworks.deepspeed.zeropp.gather import (
-    QuantizedGatherer,
-    SecondaryGatherer,
-    SecondaryShards,
-)
+from zsim.frameworks.deepspeed.zeropp.gather import QuantizedGatherer, SecondaryShards
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import BlockPosition, CheckpointStore
@@ -65,7 +61,7 @@ class Zero3Schedule(Zero3Gradients):
         # Nothing but gathers and reductions of parameters on GPUs, whose state `block_position` knows.
         self._supports_copies = (
             type(self) is Zero3Schedule
-            and type(self.gatherer) is SecondaryGatherer
+            and type(self.gatherer) is Gatherer
             and self.world_size > 1
             and self.store.is_on_gpu
             and stage.parallelism.style != AUTOTP
@@ -82,9 +78,9 @@ class Zero3Schedule(Zero3Gradients):
     def _make_gatherer(self) -> Gatherer:
         arguments = self.builder, self.trace, self.config, self.gather_stream, self.group
         if self.config.fetches_one_by_one:
-            return SynchronizedGatherer(*arguments, self.reduce_stream)
-        kind = QuantizedGatherer if self.zero.zero_quantized_weights else SecondaryGatherer
-        return kind(*arguments, self.secondary)
+            return SynchronizedGatherer(*arguments)
+        kind = QuantizedGatherer if self.zero.zero_quantized_weights else Gatherer
+        return kind(*arguments, None if self.secondary is None else self.secondary.split)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
