@@ -51,8 +51,8 @@ class Gatherer:
         """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter.
         Parameters of which no other rank has a part need none.
         """
-        parts = [fetch] if self._split is None else self._split(fetch)
-        calls = [call for part in parts for call in self._split_per_group(part)]
+        fetches = [fetch] if self._split is None else self._split(fetch)
+        calls = [call for part in fetches for call in self._split_per_group(part)]
         if self.config.zero.allgather_sequential:
             return [Fetch((number,), part.group) for part in calls for number in part.parameters]
         return calls
