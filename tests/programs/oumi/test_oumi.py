@@ -47,6 +47,37 @@ def test_fsdp_is_of_version_1_and_checkpoints_itself(tmp_path: Path) -> None:
     assert experiment.training.activation_checkpointing == "full"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mixed_precision_of_fsdp_counts_where_training_has_none(tmp_path: Path, dtype: str) -> None:
+    """oumi hands it over as ACCELERATE_MIXED_PRECISION, and Accelerate's flat parameters are in fp32."""
+    text = (SFT + SHARDED).replace("{enable_fsdp", "{mixed_precision: bf16, enable_fsdp")
+    experiment = read_text(tmp_path, text.replace("bfloat16", dtype), model=None)
+    assert of_kind(experiment.strategy, Fsdp1Table).param_dtype == "bf16"
+    assert (experiment.training.precision, experiment.training.stored_dtype) == ("bf16", "fp32")
+    alone = text.replace("enable_fsdp: true", "enable_fsdp: false").replace("bfloat16", "float32")
+    assert read_text(tmp_path, alone, model=None).training.precision == "fp32"
+
+
+def test_unknown_keys_of_fsdp_are_named(tmp_path: Path) -> None:
+    text = (SFT + SHARDED).replace("{enable_fsdp", "{state_dict_type: FULL_STATE_DICT, shard: 1, enable_fsdp")
+    notes = notes_of(read_text(tmp_path, text, model=None))
+    assert "fsdp.shard" in notes
+    assert "state_dict_type" not in notes
+
+
+def test_notes_and_missing_models_are_named_by_oumis_keys(tmp_path: Path) -> None:
+    notes = notes_of(read_text(tmp_path, SFT, model=None))
+    assert "taken at model.model_max_length" in notes
+    with pytest.raises(InputError, match=r"model\.model_name: unknown model 'nobody/nothing'"):
+        read_text(tmp_path, SFT.replace("meta-llama/Llama-3.1-8B-Instruct", "nobody/nothing"), model=None)
+
+
+def test_q_lora_has_no_effect_without_peft(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, ADAPTED.replace("use_peft: true", "use_peft: false"), model=None)
+    assert (experiment.training.lora, experiment.training.frozen_dtype) == (None, None)
+    assert "PEFT's preparation" not in notes_of(experiment)
+
+
 def test_q_lora_says_what_of_pefts_preparation_is_left_out(tmp_path: Path) -> None:
     experiment = read_text(tmp_path, ADAPTED, model=None)
     lora = there(experiment.training.lora)

@@ -7,6 +7,7 @@ core/distributed.py (`get_accelerate_env_vars`). oumi hands all arguments over, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,10 @@ _FSDP = {
 # Beginnings of keys that no step depends on, or that have been read.
 _IDLE = silent_keys(
     """
-    data.* fsdp.* model.tokenizer* model.chat_template* model.trust_remote_code model.load_pretrained_weights
+    data.* fsdp.enable_fsdp fsdp.sharding_strategy fsdp.auto_wrap_policy fsdp.min_num_params
+    fsdp.backward_prefetch fsdp.forward_prefetch fsdp.cpu_offload fsdp.mixed_precision
+    fsdp.use_orig_params fsdp.state_dict_type fsdp.transformer_layer_cls fsdp.sync_module_states
+    model.tokenizer* model.chat_template* model.trust_remote_code model.load_pretrained_weights
     model.device_map model.model_revision peft.* training.log* training.save_* training.output_dir
     training.eval_* training.enable_* training.include_* training.warmup_* training.lr_* training.adam_*
     training.learning_rate training.weight_decay training.dataloader_* training.run_name training.seed
@@ -75,14 +79,14 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         if values.pop(key, None):
             raise NotSimulatedError(f"{name}: {key}: zsim does not read {feature}")
     arguments = {target: values.pop(key, default) for key, (target, default) in _ARGUMENTS.items()}
-    mixed, is_quantised = (
-        values.pop("training.mixed_precision_dtype", "none"),
-        values.pop("peft.q_lora", False),
-    )
+    mixed = str(values.pop("training.mixed_precision_dtype", "none")).lower()
+    if mixed == "none" and values.get("fsdp.enable_fsdp"):  # ACCELERATE_MIXED_PRECISION, which then counts
+        mixed = str(values.get("fsdp.mixed_precision")).lower()
+    is_quantised = arguments["use_peft"] and values.pop("peft.q_lora", False)
     bits = values.pop("peft.q_lora_bits", 4)
     arguments |= {
-        "bf16": str(mixed).lower() == "bf16",
-        "fp16": str(mixed).lower() == "fp16",
+        "bf16": mixed == "bf16",
+        "fp16": mixed == "fp16",
         "load_in_4bit": bool(is_quantised) and bits == 4,
         "load_in_8bit": bool(is_quantised) and bits == 8,
     }
@@ -98,13 +102,20 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     try:
         file = read_trl_values(name, {**arguments, **others}, trainer=_TRAINERS[trainer])
     except (InputError, NotSimulatedError) as error:
-        message = str(error)
-        for key, (target, _) in _ARGUMENTS.items():
-            message = message.replace(f": {target}:", f": {key}:")
-        raise type(error)(message) from None
+        raise type(error)(_oumi_keys(str(error))) from None
+    file.notes = [_oumi_keys(note) for note in file.notes]
+    file.missing = {key: _oumi_keys(reason) for key, reason in file.missing.items()}
     if is_quantised:
         file.note("peft.q_lora: PEFT's preparation, other weights than those in 4 bits in fp32, is left out")
     return file
+
+
+def _oumi_keys(text: str) -> str:
+    """A message with oumi's keys for TRL's. Short names are keys only before a colon."""
+    for key, (target, _) in _ARGUMENTS.items():
+        end = r"(?![\w.])" if "_" in target else "(?=:)"
+        text = re.sub(rf"(?<![\w./]){target}{end}", key, text)
+    return text
 
 
 def _sharding(values: Mapping[str, Any], checkpoints: Any) -> dict[str, Any]:
