@@ -601,6 +601,16 @@ def test_easy_r1_is_verl_by_other_names(tmp_path: Path) -> None:
         read(write(tmp_path, EASY_R1.replace("    model:", "    optim: {strategy: adamw_bf16}\n    model:")))
 
 
+@pytest.mark.parametrize("ulysses", [1, 2])
+def test_easy_r1s_micro_batches_are_those_of_all_ranks_of_ulysses(tmp_path: Path, ulysses: int) -> None:
+    """Tokens of two longest samples in updates, and of three in passes without backward."""
+    sizes = f"    ulysses_size: {ulysses}\n    micro_batch_size_per_device_for_experience: 3\n"
+    found = read(write(tmp_path, EASY_R1.replace("  actor:\n", f"  actor:\n{sizes}")))
+    rl = there(found.rl)
+    assert (found.parallelism.context, found.training.micro_batch_size) == (ulysses, 2)
+    assert (rl.micro_batch_tokens, rl.logprob_micro_batch_tokens) == (2 * 3072, 3 * 3072)
+
+
 def test_the_command_of_easy_r1_changes_keys_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

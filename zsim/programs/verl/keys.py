@@ -48,7 +48,7 @@ ENGINE_NAMES = {
     f"{ACTOR}.ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
 }  # fmt: skip
 SFT_NAMES = {
-    FSDP: "model.fsdp_config", f"{MODEL}.path": "model.partial_pretrain", MODEL: "model",
+    FSDP: "model.fsdp_config", OPTIM: "optim", f"{MODEL}.path": "model.partial_pretrain", MODEL: "model",
     f"{ACTOR}.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
 }  # fmt: skip
 # EasyR1's sections (b44b311 verl/trainer/config.py, verl/workers/) and verl's of the same meaning, with the
@@ -85,7 +85,8 @@ EASY_R1_DEFAULTS = {
     f"{MODEL}.lora_alpha": 64, "algorithm.adv_estimator": "grpo",
 }  # fmt: skip
 EASY_R1_SIZES = (
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu", "data.max_prompt_length", "data.max_response_length",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    "data.max_prompt_length", "data.max_response_length", f"{ACTOR}.ulysses_sequence_parallel_size",
 )  # fmt: skip
 EASY_R1_REFUSED = {
     "worker.actor.optim.strategy": "an optimizer of EasyR1's besides adamw",

@@ -81,7 +81,8 @@ def _read_easy_r1(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """EasyR1's file, whose keys stand for others of verl's, from which it has been forked.
 
     Read in EasyR1 b44b311: verl/workers/actor/config.py, fsdp_workers.py (`_build_model_optimizer`) and
-    actor/dp_actor.py (`update_policy`, whose micro-batches have the tokens of so many longest samples).
+    actor/dp_actor.py (`update_policy` and `compute_log_prob`, whose micro-batches have the tokens of so many
+    longest samples).
     """
     values = dict(flatten(resolve_references(data)))
     for key, feature in verl_keys.EASY_R1_REFUSED.items():
@@ -96,11 +97,14 @@ def _read_easy_r1(name: str, data: Mapping[str, Any]) -> TrainingFile:
     is_host = values.pop("worker.actor.fsdp.enable_cpu_offload", False) is True
     excluded = values.pop("worker.actor.model.lora.exclude_modules", None)
     if values.pop("worker.actor.dynamic_batching", True) is not False:
-        sizes = [mapped[key] for key in verl_keys.EASY_R1_SIZES]
+        sizes = [mapped.get(key, 1) for key in verl_keys.EASY_R1_SIZES]
         if all(isinstance(size, int) and size > 0 for size in sizes):  # others are refused by their keys
+            update, experience, prompt, response, ulysses = sizes
+            # The limits are those of all ranks of Ulysses, by which verl multiplies its own.
             mapped |= {
                 f"{ACTOR}.use_dynamic_bsz": True,
-                f"{ACTOR}.ppo_max_token_len_per_gpu": sizes[0] * (sizes[1] + sizes[2]),
+                f"{ACTOR}.ppo_max_token_len_per_gpu": -(-update * (prompt + response) // ulysses),
+                f"{ROLLOUT}.log_prob_max_token_len_per_gpu": -(-experience * (prompt + response) // ulysses),
             }
     mapped[f"{ACTOR}.use_kl_loss"] = mapped.pop("algorithm.disable_kl", False) is not True
     try:
