@@ -387,6 +387,7 @@ def test_verls_fine_tuning_is_fsdp_over_padded_sequences(folder: Path) -> None:
     ("override", "words"),
     [
         ("model.strategy=veomni", "model.strategy: zsim does not simulate 'veomni' of verl's"),
+        ("optim.optimizer=SGD", r"optim\.optimizer: zsim does not simulate 'SGD'"),
         ("model.lora_adapter_path=a", "adapters whose rank a checkpoint says"),
     ],
 )

@@ -106,6 +106,7 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "strategy": strategy,
         "ulysses_sequence_parallel_size": data.get("ulysses_sequence_parallel_size"),
         "fsdp_config": {key: further.pop(key, None) for key in ("model_dtype", "wrap_policy")},
+        "optim": section_of(name, data, "optim"),
     }
     renamed = {"path": model.pop("partial_pretrain", None), "fsdp_config": further}
     values = {**data, "actor_rollout_ref": {"model": {**model, **renamed}, "actor": actor}}
