@@ -9,6 +9,7 @@ import zsim
 from zsim.errors import InputError
 from zsim.files import preset_table
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.release import OLDEST
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
@@ -149,10 +150,21 @@ def test_torchtitans_loss_is_compiled_from_0_1_on_and_in_chunks_from_0_3_on(
 
 def test_a_deepspeed_before_the_oldest_that_was_read_is_taken_for_it(tmp_path: Path) -> None:
     job = job_of(tmp_path, "deepspeed 0.5.8", kind="deepspeed", strategy="stage = 3")
-    assert (setting(job, "version"), setting(job, "fetches_one_by_one")) == ("0.10.3", True)
+    assert (setting(job, "version"), setting(job, "fetches_one_by_one")) == (OLDEST, True)
     strategy = job_of(tmp_path, "2021", kind="deepspeed", strategy="stage = 2").strategy
     assert isinstance(strategy, DeepSpeedConfig)
     assert not strategy.fetches_one_by_one
+
+
+@pytest.mark.parametrize("release", [OLDEST, "0.9.1", "0.9"])
+def test_a_deepspeed_that_was_read_is_the_version_that_a_strategy_may_say(
+    tmp_path: Path, release: str
+) -> None:
+    """ZeRO-3 with bf16, whose reductions differ among releases before 0.9.2."""
+    job = job_of(tmp_path, f"deepspeed {release}", kind="deepspeed", strategy="stage = 3")
+    said = job_of(tmp_path, "", kind="deepspeed", strategy=f'stage = 3\nversion = "{release}"')
+    assert job.strategy == said.strategy
+    assert setting(job, "version") == release
 
 
 def test_transformers_wraps_fsdp2_and_runs_experts_one_by_one_before_5(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """ZeRO++ and MiCS in a DeepSpeed JSON: combinations that DeepSpeed refuses, its defects, keys without effect.
 
 Read in the released sources 0.10.3 to 0.19.8 (runtime/zero/partition_parameters.py, mics.py, mics_utils.py,
-stage3.py, utils/groups.py, csrc/quantization).
+stage3.py, utils/groups.py, csrc/quantization). MiCS is there from 0.9.2 on and ZeRO++ from 0.10.0 on
+(runtime/zero/config.py), where both are taken to do what they do in 0.10.3.
 """
 
 from __future__ import annotations
