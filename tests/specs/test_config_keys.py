@@ -50,6 +50,13 @@ def test_a_type_of_this_year_without_a_plan_is_refused_with_the_reason(model_typ
         model_from_config({"model_type": model_type, **TEXT}, "tiny", "config.json")
 
 
+def test_a_null_of_mpts_keys_is_as_left_out() -> None:
+    config = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
+    null = {**config, "expansion_ratio": None, "attn_config": {"kv_n_heads": None}}
+    plain = model_from_config(config, "tiny", "config.json")
+    assert model_from_config(null, "tiny", "config.json").numel == plain.numel
+
+
 def test_a_head_of_values_is_as_wide_as_the_heads_of_the_model_in_minicpm3() -> None:
     """64 / 4: an output's product of 4 x 16 features to 64."""
     config = {**TEXT, "model_type": "minicpm3", "v_head_dim": None}

@@ -203,6 +203,22 @@ def test_composers_degrees_decide_whether_there_are_replicas(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("keys", "width"),
+    [
+        ("expansion_ratio: 8", 8 * 4096),
+        ("expansion_ratio: 2.5", 10240),
+        ("expansion_ratio: 8, ffn_config: {ffn_hidden_size: 5120}", 5120),
+        ("expansion_ratio: null", 4 * 4096),
+    ],
+)
+def test_llm_foundrys_mpt_has_the_width_of_its_file(tmp_path: Path, keys: str, width: int) -> None:
+    text = FOUNDRY.replace("no_bias: true", f"no_bias: true, {keys}")
+    text = text.replace("alibi: true", "alibi: true, kv_n_heads: null")
+    block = 4 * 4096**2 + 2 * 4096 * width + 2 * 4096
+    assert resolve(read(tmp_path, text)).model.numel == 32 * block + 50368 * 4096 + 4096
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("device_train_microbatch_size: 8", "device_train_microbatch_size: auto", "tries batches on the GPU"),

@@ -215,11 +215,18 @@ def _read_model(keys: FileValues) -> None:
     elif loss != "torch_crossentropy":
         raise NotSimulatedError(f"{file.name}: model.loss_fn: zsim does not simulate '{loss}'")
     config = keys.table("model")
-    mark = next((key for key in _OTHER_MPT if any(f"{path}.".startswith(f"{key}.") for path in config)), None)
+    paths = [f"{path}." for path, value in config.items() if value is not None]
+    mark = next((key for key in _OTHER_MPT if any(path.startswith(f"{key}.") for path in paths)), None)
     if mark is not None:
         file.note(f"model.{mark}: such a model is not read: give it with --model")
         return
     model: dict[str, Any] = {key: config.get(key, default) for key, default in _MPT.items()}
+    ratio, hidden = model["expansion_ratio"], model["d_model"]
+    inner = config.get("ffn_config.ffn_hidden_size")
+    if isinstance(ratio, int | float) and isinstance(hidden, int):  # layers/ffn.py, resolve_ffn_hidden_size
+        product = hidden * model.pop("expansion_ratio")
+        whole = int(product) if float(product).is_integer() else product
+        model["ffn_hidden_size"] = whole if inner is None else inner
     model["max_seq_len"] = config.get("max_seq_len", keys.get("max_seq_len", 2048))
     model["attn_config"] = {
         key: config.get(f"attn_config.{key}", default) for key, default in _MPT_ATTENTION.items()

@@ -78,12 +78,12 @@ def falcon(config: ConfigReader) -> ModelSpec:
 
 
 def mpt(config: ConfigReader) -> ModelSpec:
-    """MPT has ALiBi and no biases anywhere."""
+    """MPT has ALiBi and no biases anywhere. llm-foundry alone has `ffn_hidden_size`."""
     hidden, heads = config.integer("d_model"), config.integer("n_heads")
     head_dim, details = config.head_dim(hidden, heads), config.nested("attn_config")
     fixed = ((config, "no_bias", True), (config, "expansion_ratio", 4), (details, "kv_n_heads", heads))
     for reader, key, expected in fixed:
-        if (value := reader.values.get(key, expected)) != expected:
+        if (value := reader.values.get(key)) not in (None, expected):
             raise reader.error(f"'{key}' is {value!r}; expected {expected!r}, as transformers' MPT has it")
     dropout = details.fraction("attn_pdrop", 0.0)
     attention_modules = [
@@ -91,7 +91,8 @@ def mpt(config: ConfigReader) -> ModelSpec:
         attention("attn.core", heads, heads, head_dim, rotary=False, dropout=dropout),
         linear("attn.out_proj", hidden, hidden),
     ]
-    mlp = plain_mlp(("ffn.up_proj", "ffn.act", "ffn.down_proj"), hidden, 4 * hidden, "gelu", bias=False)
+    inner = config.integer("ffn_hidden_size", 4 * hidden)
+    mlp = plain_mlp(("ffn.up_proj", "ffn.act", "ffn.down_proj"), hidden, inner, "gelu", bias=False)
     norms = layer_norm("norm_1", hidden, bias=False), layer_norm("norm_2", hidden, bias=False)
     adds = residual("resid_attn_dropout", hidden, dropout), residual("ffn.dropout", hidden, dropout)
     blocks = [attention_mlp_block("MptBlock", norms, attention_modules, mlp, adds)] * config.num_blocks(
