@@ -476,6 +476,11 @@ def test_a_learning_rate_alone_makes_no_trainer(folder: Path) -> None:
 def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(NotSimulatedError, match="Open Instruct"):
         read(f"python mason.py --gpus 8 -- accelerate launch open_instruct/dpo.py {FLAGS}")
+    with pytest.raises(NotSimulatedError, match=r"flame\.train: is of flame"):
+        read("torchrun --nproc_per_node 8 -m flame.train --job.config_file flame.toml")
+    (folder / "flame.sh").write_text("torchrun -m flame.train --job.config_file flame.toml\n")
+    with pytest.raises(NotSimulatedError, match=r"flame\.train: is of flame"):
+        read("flame.sh")
     with pytest.raises(NotSimulatedError, match="Open Instruct"):
         read(f"python -m open_instruct.finetune {FLAGS}")
     assert read(f"torchrun train.py {FLAGS} --output_dir /data/open_instruct/run").program == "transformers"
@@ -702,6 +707,10 @@ def test_any_script_that_names_a_job_config_file_is_torchtitans(folder: Path) ->
     found = read("run.sh")
     assert (found.program, found.gpus, found.training.micro_batch_size) == ("torchtitan", 16, 3)
     assert found.training.sequence_length == 2048
+    (folder / "t").write_text((folder / "job.toml").read_text())
+    for option in ("--job.config_file t", "--job.config_file=t"):
+        command = f"torchrun --nproc_per_node 8 train.py {option} --training.seq_len 2048"
+        assert read(command).training.sequence_length == 2048
 
 
 @pytest.mark.parametrize(

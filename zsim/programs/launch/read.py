@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trai
 _UNREAD = {
     re.compile(r"(^|/)open_instruct[/.]"): "Open Instruct",
     re.compile(r"(^|/)align_anything[/.]"): "Align-Anything",
+    re.compile(r"(^|/)flame[/.]train(\.py)?$"): "flame",  # which starts torchtitan with models of fla's
 }
+_TOML = "--job.config_file"  # torchtitan's file
 _EXAMPLES = re.compile(r"run_(clm|mlm|plm|fim)\.py")  # transformers' examples/pytorch/language-modeling
 # Parts of names of people's own scripts whose job their flags do not say.
 _OTHER_JOB_NAME = re.compile(
@@ -124,9 +127,24 @@ def _started(launch: Launch) -> TrainingFile:
         return read_openrlhf(launch.where, launch.target, values)
     if launch.target.startswith("verl.") or launch.target.endswith("main_dapo"):
         return _verl(launch, loose, values)
+    named = (launch.target, *(word for word in launch.words if word.endswith(".py")))
+    titles = (title for pattern, title in _UNREAD.items() if any(map(pattern.search, named)))
+    if title := next(titles, None):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: is of {title}, whose trainers zsim does not read; write an "
+            "experiment file with its settings"
+        )
     if isinstance(toml := values.get("job.config_file"), str):
         path = str(locate_named_file(toml, launch.folder, launch.where, "a torchtitan TOML"))
-        return read_torchtitan(shlex.join(word.replace(toml, path) for word in (toml, *launch.words)))
+        words = [
+            path
+            if word == toml and before == _TOML
+            else f"{_TOML}={path}"
+            if word == f"{_TOML}={toml}"
+            else word
+            for before, word in pairwise(("", *launch.words))
+        ]
+        return read_torchtitan(shlex.join((path, *words)))
     config = next((word for word in loose if word.endswith(_FILES) and "=" not in word), None)
     config = config or values.pop("config", None) or values.pop("config_file", None)
     if isinstance(config, list):  # assignments stand behind it
@@ -140,13 +158,6 @@ def _started(launch: Launch) -> TrainingFile:
     )
     if launch.launcher in _TRAINERS:
         program = _TRAINERS[launch.launcher]
-    named = (launch.target, *(word for word in launch.words if word.endswith(".py")))
-    titles = (title for pattern, title in _UNREAD.items() if any(map(pattern.search, named)))
-    if title := next(titles, None):
-        raise NotSimulatedError(
-            f"{launch.where}: {launch.target}: is of {title}, whose trainers zsim does not read; write an "
-            "experiment file with its settings"
-        )
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
     if program is None:

@@ -30,7 +30,7 @@ class Torchtitan(TrainingProgram):
         """Whether it is a script or a command line that starts torchtitan, or names a registered function."""
         from zsim.programs.torchtitan.text import names_launch_script
 
-        if source.arguments is not None:
+        if source.arguments is not None or "flame.train" in source.words:  # whose options are like these
             return False
         is_registered = any(word.startswith("--module") for word in source.words) and any(
             word.startswith("--config") for word in source.words
