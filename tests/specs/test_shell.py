@@ -17,6 +17,7 @@ SCRIPTS = {
     "a comment ends with its line": "# --x \\\n# --y \\\nA=1\nshow $A\n",
     "devices, counted": "D=4,5,6\nA=$(echo \"$D\" | awk -F',' '{print NF}')\nshow $A\n",
     "devices by lines": "D=4,5,6\nshow $(echo $D | tr ',' '\\n' | wc -l)\n",
+    "devices by words": "D=4,,5,\nshow $(echo $D | tr ',' '\\n' | wc -w)\n",
     "an array": "A=(--x 1 # words\n  --y 'two words')\nshow ${A[@]}\n",
     "an array in quotes": "A=(--x 'two words')\nshow \"${A[@]}\" --z\n",
     "an array that grows": 'A=(--x)\nA+=(--y 2)\nA+=("--z 3")\nshow ${A[@]}\n',
@@ -92,6 +93,12 @@ def test_unset_variables_stand_for_themselves() -> None:
     sums = "N=4\nshow $(expr 16 / $N) `expr 2 \\* $N` '$(expr $M + 1)'\n"
     assert words_of(sums) == [["4", "8", "$(expr $M + 1)"]]
     assert words_of("A=$(hostname)\nshow $A\n") == [["$(hostname)"]]
+
+
+@pytest.mark.parametrize("count", ["awk -F',' '{print NF}'", "tr ',' '\\n' | wc -l"])
+def test_an_empty_list_of_devices_counts_none(count: str) -> None:
+    ((word,),) = words_of(f'D=""\nshow "$(echo "$D" | {count})"\n')
+    assert word.startswith("$(echo")
 
 
 def test_read_cuts_words_at_the_characters_of_ifs() -> None:

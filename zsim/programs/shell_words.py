@@ -28,7 +28,7 @@ _FIELD = re.compile(rf"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|{_PLACEHOLDER.patt
 # The length of a list of devices.
 _COUNT = re.compile(
     r"""echo\s+(\S+)\s*\|\s*(?:awk\s+-F\s*['"]?,['"]?\s+'\{\s*print\s+NF;?\s*\}'"""
-    r"""|tr\s+['"]?,['"]?\s+['"]\\n['"]\s*\|\s*wc\s+-[lw])"""
+    r"""|tr\s+['"]?,['"]?\s+['"]\\n['"]\s*\|\s*wc\s+-([lw]))"""
 )
 _PARAMETERS = 9  # that are empty rather than unset, once there are any
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
@@ -336,7 +336,8 @@ class Variables:
         words: list[str] = []
         if listed := _COUNT.fullmatch(command.strip()):
             devices = self.expand_text(listed[1])
-            return None if re.search(r"[$`]", devices) else str(len(devices.split(",")))
+            words = [word for word in devices.split(",") if word or listed[2] != "w"]
+            return None if re.search(r"[$`]", devices) or not devices else str(len(words))
         try:
             tokens = [*tokenize(command), Token(";", is_operator=True)]
         except InputError:
