@@ -171,7 +171,8 @@ class ConfigReader:
     def check_width(self, key: str, default: int, expected: int, owner: str = "language model") -> None:
         """Raises InputError unless the features that `key` says are those of the module behind."""
         if (value := self.integer(key, default)) != expected:
-            raise self.error(f"'{key}' is {value:,}; expected {expected:,}, the {owner}'s hidden size")
+            origin = "is" if self.values.get(key) is not None else "is left out, for which its class has"
+            raise self.error(f"'{key}' {origin} {value:,}; expected {expected:,}, the {owner}'s hidden size")
 
     def check_kv_heads(self, num_heads: int, num_kv_heads: int) -> None:
         """Raises InputError unless query heads are shared evenly among key/value heads."""

@@ -63,12 +63,12 @@ class Shape:
         them from the heads.
         """
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-        is_null = "num_key_value_heads" in config.values  # an explicit null means: as many as heads
-        default = heads if is_null or kv_default is None else kv_default
+        # What the file says, also null, counts before the family's default.
+        default = heads if "num_key_value_heads" in config.values or kv_default is None else kv_default
         kv_heads = config.integer("num_key_value_heads", default)
         config.check_kv_heads(heads, kv_heads)
-        is_null = "head_dim" in config.values
-        explicit = config.optional_integer("head_dim") or (None if is_null else head_dim)
+        is_said = "head_dim" in config.values
+        explicit = config.optional_integer("head_dim") or (None if is_said else head_dim)
         return cls(
             hidden=hidden,
             ffn=config.integer("intermediate_size"),

@@ -53,7 +53,8 @@ def siglip_tower(config: ConfigReader, width: int) -> Tower:
     if side // patch < 16:
         raise config.error(
             f"'image_size' {side:,} has {side // patch} x {side // patch} patches of {patch}, which are "
-            f"averaged to 16 x 16 tokens; expected at least {16 * patch:,}"
+            f"averaged to 16 x 16 tokens; expected at least {16 * patch:,}, or model.text_only = true for "
+            "the language model alone"
         )
     weight = Parameter("mm_input_projection_weight", (hidden, width))
     product = Module(f"{root}.mm_input_projection", Linear(hidden, width), (weight,), parameter_owner=root)
