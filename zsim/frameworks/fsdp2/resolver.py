@@ -142,9 +142,11 @@ class Fsdp2Training(FsdpTraining[Fsdp2Table, Fsdp2Config]):
         }
         for conflict, is_so in conflicts.items():
             if is_so:
+                is_lora = conflict.startswith("training.lora")
+                choice = f'dtype = "{training.stored_dtype}"' if is_lora else "another choice"
                 raise NotSimulatedError(
                     f"training.stored_dtype: found '{training.stored_dtype}' with {conflict} under FSDP2, "
-                    "which is not simulated; expected 'fp32', or another choice there"
+                    f"which is not simulated; expected 'fp32', or {choice} there"
                 )
 
     def make_fp8(self, recipe: Fp8Recipe, table: Fsdp2Table) -> Fp8:
