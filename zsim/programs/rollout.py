@@ -13,7 +13,7 @@ from zsim.specs.formats.config_file import TrainingFile
 
 _RESPONSE_SHARE, _MOST_TOKENS = 0.51, 3252
 """Mean length of responses over their cap, the geometric mean of twelve published runs with caps up to 4,096
-tokens, 0.26 to 0.81, and the longest mean of these (`python -m validation.rl.calibration`)."""
+tokens, 0.26 to 0.81, and the longest mean of these (`python -m validation.rl.calibration RUNS.csv`)."""
 PROMPT_TOKENS = 128
 """Tokens of a prompt: 99 to 132 in the published steps of NeMo-RL (OpenMathInstruct-2)."""
 

@@ -45,8 +45,8 @@ class SyncRates:
 SINGLE_TENSOR_SECONDS = 0.83e-3
 """Seconds of a parameter that is gathered, sent and loaded by a call of its own: the geometric mean of 0.68
 and 1.02 ms, those of two syncs of 30 and 235 billion parameters (verl-project/verl docs/advance/
-fully_async.md, before its checkpoint engine), as `python -m validation.rl.calibration` prints it. With
-buckets Python has 14 to 54 us of it to find, cut and copy one of 64 to 512 experts (vLLM 0.11.2
+fully_async.md, before its checkpoint engine), as `python -m validation.rl.calibration RUNS.csv` prints it.
+With buckets Python has 14 to 54 us of it to find, cut and copy one of 64 to 512 experts (vLLM 0.11.2
 models/qwen3_moe.py `load_weights`, whose calls take that on a Xeon with torch 2.13)."""
 COMMON_SYNCS: Mapping[Transport, SyncRates] = {
     "reshard": SyncRates(1e9, 0.015e-3, 50e9, 0.25, 0.15e-3),

@@ -33,7 +33,7 @@ BROADCAST_SHARE = 0.46
 """Part of the bandwidth of its links that a broadcast of buckets reaches, with packing, loading and the waits
 of sender and receivers for each other: the geometric mean of four syncs of 27 to 235 billion parameters by
 one sender, 0.39 to 0.57 (verl-project/verl docs/advance/fully_async.md and pull request 7291, as
-`python -m validation.rl.calibration` prints them)."""
+`python -m validation.rl.calibration RUNS.csv` prints them)."""
 RESHARD_EXCESS = 1.5  # of the bytes that the slowest receiver gets, as ranks do not all send evenly
 
 
