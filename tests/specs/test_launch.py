@@ -707,10 +707,13 @@ def test_any_script_that_names_a_job_config_file_is_torchtitans(folder: Path) ->
     found = read("run.sh")
     assert (found.program, found.gpus, found.training.micro_batch_size) == ("torchtitan", 16, 3)
     assert found.training.sequence_length == 2048
-    (folder / "t").write_text((folder / "job.toml").read_text())
+    (folder / "s").mkdir()
+    (folder / "s/t").write_text((folder / "job.toml").read_text())
     for option in ("--job.config_file t", "--job.config_file=t"):
-        command = f"torchrun --nproc_per_node 8 train.py {option} --training.seq_len 2048"
-        assert read(command).training.sequence_length == 2048
+        (folder / "s/t.sh").write_text(
+            f"srun torchrun --nproc_per_node 8 train.py {option} --training.seq_len 2048"
+        )
+        assert read("s/t.sh").training.sequence_length == 2048
 
 
 @pytest.mark.parametrize(
