@@ -225,8 +225,8 @@ def _read_model(keys: FileValues) -> None:
     inner = config.get("ffn_config.ffn_hidden_size")
     if isinstance(ratio, int | float) and isinstance(hidden, int):  # layers/ffn.py, resolve_ffn_hidden_size
         product = hidden * model.pop("expansion_ratio")
-        whole = int(product) if float(product).is_integer() else product
-        model["ffn_hidden_size"] = whole if inner is None else inner
+        width = int(product) if float(product).is_integer() else product
+        model["ffn_hidden_size"] = width if inner is None else inner
     model["max_seq_len"] = config.get("max_seq_len", keys.get("max_seq_len", 2048))
     model["attn_config"] = {
         key: config.get(f"attn_config.{key}", default) for key, default in _MPT_ATTENTION.items()
