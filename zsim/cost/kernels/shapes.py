@@ -10,7 +10,7 @@ from zsim.cost.kernels.losses import EAGER, LossKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.images import SOUND_ROWS, SampledImages, SampleRows
 from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
-from zsim.specs.strategy.training import AttentionKind, Precision, TrainingConfig
+from zsim.specs.strategy.training import AttentionKind, PaddingMask, Precision, TrainingConfig
 
 
 class TokenPart(Protocol):
@@ -114,6 +114,7 @@ class WorkOptions:
     expands_groups: bool = False
     calls_engine: bool = False
     has_fp32_stream: bool = False
+    padding_mask: PaddingMask | None = None
 
     @classmethod
     def of(cls, training: TrainingConfig) -> WorkOptions:
@@ -133,6 +134,7 @@ class WorkOptions:
             training.expands_groups,
             training.calls_engine,
             training.has_fp32_stream,
+            training.padding_mask,
         )
 
     @property

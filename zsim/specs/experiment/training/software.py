@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from zsim.errors import InputError, did_you_mean
 from zsim.resources import preset_table
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.training.attention import has_efficient_default, release_number
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
@@ -122,9 +123,9 @@ def _releases_in(
 
 
 def _holds(entry: Mapping[str, Any], release: str, experiment: Experiment) -> bool:
-    number, when = _number(release), entry.get("when", {})
-    is_in_range = _number(entry.get("since", "0")) <= number and (
-        "before" not in entry or number < _number(entry["before"])
+    number, when = release_number(release), entry.get("when", {})
+    is_in_range = release_number(entry.get("since", "0")) <= number and (
+        "before" not in entry or number < release_number(entry["before"])
     )
     return is_in_range and not _is_set(experiment, entry["key"]) and _matches(when, experiment)
 
@@ -148,14 +149,11 @@ def _value(entry: Mapping[str, Any], release: str, experiment: Experiment, clust
         (
             name
             for name in value
-            if is_fused and (name == "flash" or all(name in gpu.attention.variants for gpu in cluster.gpus))
+            if (is_fused and (name == "flash" or all(name in gpu.attention.variants for gpu in cluster.gpus)))
+            or (name == "efficient" and has_efficient_default(cluster.gpus))
         ),
         None,
     )
-
-
-def _number(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
 
 
 def _table(experiment: Experiment, key: str) -> tuple[BaseModel, str]:
