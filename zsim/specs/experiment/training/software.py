@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from zsim.errors import InputError, did_you_mean
 from zsim.resources import preset_table
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.training.attention import has_efficient_default, release_number
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import TrainingTable
@@ -144,15 +145,16 @@ def _value(entry: Mapping[str, Any], release: str, experiment: Experiment, clust
     assert entry["key"] == _ATTENTION
     if experiment.training.precision == "fp32":
         return None
-    is_fused = all(gpu.supports_flash_attention for gpu in cluster.gpus)
-    return next(
-        (
-            name
-            for name in value
-            if (is_fused and (name == "flash" or all(name in gpu.attention.variants for gpu in cluster.gpus)))
-            or (name == "efficient" and has_efficient_default(cluster.gpus))
-        ),
-        None,
+    return next((name for name in value if _runs(name, cluster.gpus)), None)
+
+
+def _runs(attention: str, gpus: Sequence[Gpu]) -> bool:
+    """Whether the GPUs run a kernel of attention by default in its releases."""
+    if attention == "efficient":
+        return has_efficient_default(gpus)
+    return all(
+        gpu.supports_flash_attention and (attention == "flash" or attention in gpu.attention.variants)
+        for gpu in gpus
     )
 
 
