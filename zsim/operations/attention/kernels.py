@@ -165,13 +165,13 @@ def _read_mask(kernel: Kernel, shape: BatchShape, options: WorkOptions) -> Kerne
     return replace(kernel, hbm_bytes=kernel.hbm_bytes + mask_bytes(shape, options))
 
 
-def with_all_pairs(spec: AttentionCore) -> AttentionCore:
+def expand_heads(spec: AttentionCore) -> AttentionCore:
     """The core under a padding mask: keys and values of all heads, and all pairs."""
     return replace(spec, num_kv_heads=spec.num_heads, is_causal=False, window=None, chunk=None)
 
 
 def _masked_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    (kernel,) = _flash_forward(with_all_pairs(spec), shape, options)
+    (kernel,) = _flash_forward(expand_heads(spec), shape, options)
     e = options.activation_bytes
     cast = _scores_kernel(mask_bytes(shape, options) // e, options, e + 1, 1)
     casts = (cast,) if options.padding_mask == "bool" else ()
@@ -179,7 +179,7 @@ def _masked_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions
 
 
 def _masked_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    (kernel,) = _flash_backward(with_all_pairs(spec), shape, options)
+    (kernel,) = _flash_backward(expand_heads(spec), shape, options)
     return (_read_mask(kernel, shape, options), *_repeat_kv(spec, shape, options))
 
 

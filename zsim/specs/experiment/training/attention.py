@@ -70,7 +70,7 @@ def padding_mask_of(
 
 
 def padding_note(mask: PaddingMask | None, choices: Sequence[AttentionChoice | None]) -> tuple[str, ...]:
-    """What runs under a padding mask, and what would run without."""
+    """The note of the kernels that run under a padding mask, and of what would run without one."""
     if mask is None:
         return ()
     names = {"efficient": "torch's memory-efficient kernel", "cudnn": "cuDNN's kernel"}
