@@ -326,3 +326,11 @@ def test_before_ampere_the_memory_efficient_kernel_runs(
     assert job.cluster.gpu.attention == load_cluster("aws-g4dn").gpu.attention
     with pytest.raises(InputError, match="does not support 'flash'"):
         masked_job("aws-g4dn", software, precision="fp16", attention="flash")
+
+
+def test_a_gpu_whose_file_has_no_such_curve_runs_its_own() -> None:
+    """AMD's kernel for masks is the one without (AOTriton), and H100's curves, which its file extends, are
+    not its own."""
+    job = masked_job("mi300x-x8", "transformers 4.49, torch 2.5")
+    assert job.training.padding_mask == "scores"
+    assert job.cluster.gpu.attention == load_cluster("mi300x-x8").gpu.attention

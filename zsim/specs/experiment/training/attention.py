@@ -183,8 +183,9 @@ def _apply_choice(gpu: Gpu, choice: AttentionChoice | None) -> Gpu:
         return gpu
     if choice == "flash2":
         return _flash_2_gpu(gpu)
-    if choice == "efficient" and (gpu.vendor != "nvidia" or is_before(gpu, _AMPERE)):
-        return gpu  # the curve of its file is that kernel's, or of the one that stands for it
+    has_curve = gpu.vendor == "nvidia" and "efficient" in gpu.attention.variants
+    if choice == "efficient" and (not has_curve or is_before(gpu, _AMPERE)):
+        return gpu  # the curve of its file is that kernel's, or stands for it
     if choice == "flash2-deterministic":
         return _deterministic_flash_2_gpu(gpu)
     if choice == "cudnn-deterministic":
