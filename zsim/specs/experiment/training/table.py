@@ -33,6 +33,7 @@ AttentionChoice = Literal[
     "flash2-deterministic",
     "flash3",
     "flash4",
+    "efficient",
     "cudnn",
     "cudnn-deterministic",
     "math",
@@ -143,7 +144,8 @@ class TrainingTable(StrictTable):
     that is causal or has no mask, without documents kept apart, with heads up to 128 wide or 192 with values
     of 128, and with dropout in sixteenths. Under Megatron in deterministic mode the default is
     "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out. On Hopper it is
-    "cudnn-deterministic".
+    "cudnn-deterministic". "efficient" is torch's memory-efficient kernel. It is the default before Ampere
+    from transformers 4.36 on, and where transformers pads micro-batches, unless cuDNN's takes the mask.
     """
     software: str | None = Field(
         default=None,
