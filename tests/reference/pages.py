@@ -52,8 +52,8 @@ shows the experiment that it means, and `zsim explain KEY` says what a key of th
 - YAML is read as PyYAML reads it: the last of two equal keys counts (with a note), anchors are followed,
   `${a.b}` is the value at `a.b`.
 
-Each line has a table of the experiment, and the program's keys that set it; `a` → `b` where the key of that
-table has another name.
+Each line is a table of the experiment, with the program's keys that set it: `a` → `b` if the experiment's key
+is called `b`. *Several keys* set more than one key, or decide how others are read.
 """
 
 
@@ -110,7 +110,7 @@ def _section(
 
 
 def _read_lines(keys: Sequence[ProgramKey]) -> Iterator[str]:
-    """The keys that set one of the experiment's, a line per table, and what the others say."""
+    """The keys that set one of the experiment's, a line per table, and those that set several."""
     tables: dict[str, dict[str, list[str]]] = {}
     for key in keys:
         if key.setting:
@@ -122,13 +122,9 @@ def _read_lines(keys: Sequence[ProgramKey]) -> Iterator[str]:
             shown = ", ".join(f"`{key}`" for key in dict.fromkeys(program_keys))
             entries.append(shown if program_keys == [name] else f"{shown} → `{name}`")
         yield f"- **{table or 'the job'}**: {'; '.join(entries)}"
-    others: dict[str, list[str]] = {}
-    for key in keys:
-        if not key.setting:
-            others.setdefault(key.meaning, []).append(f"`{key.key}`")
+    others = [f"`{key.key}`" for key in keys if not key.setting]
     if others:
-        entries = [f"{', '.join(names)} ({meaning})" for meaning, names in others.items()]
-        yield f"- **several keys**: {'; '.join(entries)}"
+        yield f"- **several keys**: {', '.join(others)}"
     yield ""
 
 

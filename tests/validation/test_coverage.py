@@ -15,7 +15,7 @@ from validation.published.predict import shipped_tables
 from validation.published.recorded import recorded_runs
 from validation.published.shipped import shipped_texts
 from validation.published.strangers import strangers_runs
-from validation.published.strangers_page import GROUPS, found_out, strangers_lines
+from validation.published.strangers_page import GROUPS, strangers_lines
 from validation.published.table import read_runs
 from zsim.validated.runs import ESTIMATES, TABLE, shipped_estimates, validated_runs
 
@@ -86,15 +86,11 @@ def make_judged() -> Callable[[float], JudgedRun]:
     return build
 
 
-def test_the_page_names_what_was_found_out(all_judged: list[JudgedRun]) -> None:
-    """Sources predicted blind stand first, as a stranger before as studied; vTrain's table guesses
-    recomputation."""
+def test_sources_predicted_blind_stand_first(all_judged: list[JudgedRun]) -> None:
+    """And errors as a stranger before those as studied."""
     page = "\n".join(strangers_lines(all_judged))
     assert page.index("| LoRA |") < page.index("developed with")
     assert page.index("as a stranger, mean") < page.index("as studied, mean")
-    assert "act_ckpt" in found_out("vtrain-single")
-    assert found_out("someone") == []
-    assert len([line for line in page.split("largest causes")[1].splitlines() if line.startswith("| ")]) == 11
 
 
 def test_sources_count_once_in_their_mean() -> None:

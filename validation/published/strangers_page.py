@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from math import expm1
-from statistics import fmean, median
+from statistics import median
 
 from validation.published.coverage import Coverage, JudgedRun, coverage_of, mean_of_sources
-from validation.published.sources import source_rules
 from zsim.report.views.text.plain import markdown, named_columns
 from zsim.validated.runs import ValidatedRun
 
-NUM_CAUSES = 10
-NUM_NAMES = 5  # of what was found out, in a line of the causes
 _STUDIED = 6  # the column of errors as studied
 Groups = Mapping[str, Callable[[ValidatedRun], bool] | None]
 GROUPS: Groups = {
@@ -39,8 +35,8 @@ _OF_BLIND: Groups = {
 
 
 def strangers_lines(judged: Sequence[JudgedRun]) -> list[str]:
-    """The sections: the errors of sources that were predicted blind and the intervals' coverage, the errors
-    of the others as a stranger beside those as studied, and where the largest of these come from."""
+    """The sections: the errors of sources that were predicted blind and the intervals' coverage, and the
+    errors of the others as a stranger beside those as studied."""
     blind, studied = ([row for row in judged if row.run.is_blind is flag] for flag in (True, False))
     overall = coverage_of(studied)
     if overall is None:
@@ -49,23 +45,15 @@ def strangers_lines(judged: Sequence[JudgedRun]) -> list[str]:
         *_blind_lines(blind),
         "## Sources that zsim was developed with",
         "",
-        "What was found out of a source (its container, its flags, its network) stands in",
-        "[published_sources.toml](../validation/published/published_sources.toml). So every row is predicted",
-        "twice: as a stranger would write it from what its table says, and with what was found out. Of such",
-        "errors causes were looked for, so that they are smaller than those of sources predicted blind.",
+        "Every row is predicted twice: as a stranger would write it from its table, and *as studied*, with",
+        "[what was found out](../validation/published/published_sources.toml) of its container, flags and",
+        "network. Their causes were looked for, so these errors are smaller than those of blind predictions.",
         "",
         f"{overall.rows:,} rows, at most 30 of each of {overall.sources} sources; every source counts once.",
         "",
         *_group_lines(studied, GROUPS),
         "",
         *_unseen_lines(studied),
-        f"## The {NUM_CAUSES} largest causes that remain",
-        "",
-        "The sources with the largest errors as a stranger, and what was found out of them that a stranger",
-        "does not say. Causes by row: [errors of published runs](../validation/published/errors.md).",
-        "",
-        *_cause_lines(studied),
-        "",
     ]
 
 
@@ -92,18 +80,15 @@ def _blind_lines(judged: Sequence[JudgedRun]) -> list[str]:
     return [
         "## Sources predicted before anything was known of them",
         "",
-        f"{len(judged)} measured steps of {len({row.run.source for row in judged})} sources, written as "
-        "experiments that a careful user",
-        "would write, without any rule on their source. The errors are",
-        "those of the first prediction, whatever was changed because of them (of 57 rows of 8 sources, which",
-        "were in view while 0.3.0 was made, those of 0.3.0). No number of a prediction is made of them.",
-        "**This is the error to expect**: a job of yours is of a source that nobody here has studied",
-        "(`python -m validation.published.measured_experiments`).",
+        "**This is the error to expect of a job of yours**: the first predictions of "
+        f"{len(judged)} measured steps",
+        f"of {len({row.run.source for row in judged})} sources, as a careful user would write them "
+        "(57 rows of 8 sources: those of 0.3.0).",
+        "Nothing was fitted to them (`python -m validation.published.measured_experiments`).",
         "",
-        "The interval of 80 % beside every answer is as wide as these errors ask for; every source is judged",
-        "by intervals made of the other sources alone, over rows and as the mean of sources. Half of its",
-        "width is the median, as a part of the step. How it is made, and what it assumes:",
-        "`zsim/validated/spread.py`.",
+        "The 80 % interval of every answer is made from these errors; here each source is judged by",
+        "intervals made from the others. Half width: the median, as a part of the step",
+        "(`zsim/validated/spread.py`).",
         "",
         *_group_lines(judged, {**GROUPS, **_OF_BLIND}, is_studied=False),
         "",
@@ -143,46 +128,3 @@ def _group_cells(title: str, coverage: Coverage, judged: Sequence[JudgedRun]) ->
         f"{coverage.above:.0%}",
         f"{coverage.half_width:.1%}",
     )
-
-
-def _cause_lines(judged: Sequence[JudgedRun]) -> list[str]:
-    by_source: dict[str, list[ValidatedRun]] = {}
-    for row in judged:
-        by_source.setdefault(row.run.source, []).append(row.run)
-    errors = {
-        source: fmean(abs(expm1(-run.error_for_others)) for run in own) for source, own in by_source.items()
-    }
-    cells = []
-    for source in sorted(errors, key=lambda name: -errors[name])[:NUM_CAUSES]:
-        own = by_source[source]
-        cells.append(
-            (
-                source,
-                f"{len(own)}",
-                f"{errors[source]:.1%}",
-                f"{fmean(expm1(-run.error_for_others) for run in own):+.1%}",
-                f"{fmean(abs(expm1(-run.error)) for run in own):.1%}",
-                _first_names(found_out(source)),
-            )
-        )
-    columns = named_columns("source", "rows", "as a stranger", "bias", "as studied", "what was found out")
-    return markdown(columns, cells)
-
-
-def _first_names(names: Sequence[str]) -> str:
-    """The first few of the names, and how many more there are."""
-    if not names:
-        return "nothing"
-    hidden = len(names) - NUM_NAMES
-    return ", ".join(names[:NUM_NAMES]) + (f" and {hidden} more" if hidden > 0 else "")
-
-
-def found_out(source: str) -> list[str]:
-    """The columns and keys that the rules on a source fill in or set, but for those without effect on the
-    step."""
-    names: list[str] = []
-    for rule in source_rules():
-        pattern = rule.when.get("source")
-        if pattern is not None and re.search(pattern, source, re.IGNORECASE):
-            names += [*rule.cells, *rule.changes]
-    return [name for name in dict.fromkeys(names) if name not in ("network", "mem_kind")]
