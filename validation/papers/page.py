@@ -17,8 +17,8 @@ TARGET = Path(__file__).resolve().parents[2] / "docs" / "papers.md"
 HEAD = """\
 # What papers claim
 
-Numbers of papers and zsim's for the same experiment; nothing in zsim was fitted to them. The ratio is zsim's over
-the paper's. Experiments: `validation/papers/`; `python -m validation.papers.page` writes this page.
+Numbers of papers and zsim's for the same experiment; nothing in zsim was fitted to them. The ratio is
+zsim's over the paper's. Experiments: `validation/papers/`; `python -m validation.papers.page` writes this page.
 """
 
 

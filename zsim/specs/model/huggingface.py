@@ -175,7 +175,7 @@ class _Families(Mapping[str, ModelFamily]):
 
 FAMILIES: Mapping[str, ModelFamily] = _Families()
 
-_STATE_SPACES = "most of its layers are state spaces, of a kind that"
+_STATE_SPACES = "most of its layers are state spaces"
 REFUSED_TYPES = {
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
@@ -238,7 +238,7 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     refused = str(config.get("model_type"))
     base_type = refused.removesuffix("_mm_model").removesuffix("_text")
     if reason := REFUSED_TYPES.get(refused, REFUSED_TYPES.get(base_type)):
-        raise NotSimulatedError(f"{source}: model type '{refused}': {reason}")
+        raise NotSimulatedError(f"{source}: model type '{refused}' is not simulated: {reason}")
     split = split_config(config, name, source, FAMILIES)
     values, where = split.text, split.where
     model_type = values.get("model_type")

@@ -76,7 +76,7 @@ class LoraTable(StrictTable):
     )
     preparation: Literal["peft", "none"] | None = Field(
         default=None,
-        description='"peft": `prepare_model_for_kbit_training` casts unquantized weights, and so activations, '
+        description='"peft": `prepare_model_for_kbit_training` casts unquantized weights and activations '
         f'to fp32; left out: "peft" {phrase("training.lora.preparation")}, "none" with unsloth\'s loss, '
         "`frozen_dtype` or stacked experts",
     )
