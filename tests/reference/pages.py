@@ -157,8 +157,11 @@ def refusal_lines() -> Iterator[str]:
     for title, rows in refusals().items():
         yield f"**{title}**"
         yield ""
-        for feature, settings in _joined(rows).items():
-            yield f"- {', '.join(f'`{setting}`' for setting in settings)}: {feature}"
+        if title.startswith(("An experiment", "A `config.json`")):
+            for feature, settings in _joined(rows).items():
+                yield f"- {', '.join(f'`{setting}`' for setting in settings)}: {feature}"
+        else:
+            yield ", ".join(f"`{row.setting}`" for row in rows)
         yield ""
     for number, (title, requirement_rows) in enumerate(requirements().items()):
         if number:

@@ -18,7 +18,7 @@ HEAD = """\
 # What papers claim
 
 Numbers of papers and zsim's for the same experiment; nothing in zsim was fitted to them. The ratio is
-zsim's over the paper's. Experiments: `validation/papers/`; `python -m validation.papers.page` writes this page.
+zsim's over the paper's. `python -m validation.papers.page` writes this page from `validation/papers/`.
 """
 
 
@@ -46,7 +46,9 @@ def _section(paper: Paper, values: Values) -> Iterator[str]:
     yield f"## {paper.title}"
     yield ""
     if paper.kind == "paper":
-        yield from wrap(f"{paper.authors} ({paper.year}), {paper.reference}. {paper.read}", 120)
+        first, *others = paper.authors.replace(" and others", ", others").split(", ")
+        authors = f"{first} and others" if others else first
+        yield from wrap(f"{authors} ({paper.year}), {paper.reference}. {paper.read}", 120)
     else:
         yield from wrap(paper.read, 120)
     yield ""
@@ -54,7 +56,7 @@ def _section(paper: Paper, values: Values) -> Iterator[str]:
         places = dict.fromkeys(claim.where for claim in paper.claims)
         where, rule = ("where | ", "---|") if len(places) > 1 else ("", "")
         if not where:
-            yield from (f"All from {next(iter(places))}.", "")
+            yield from (f"Where: {next(iter(places))}.", "")
         yield f"| claim | {where}paper | zsim | ratio |"
         yield f"|---|{rule}---:|---:|---:|"
         for claim in paper.claims:
