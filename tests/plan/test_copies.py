@@ -103,7 +103,8 @@ def test_copied_blocks_are_those_that_a_walk_issues(
 
 def test_a_deep_model_is_walked_at_its_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 40 blocks, recomputed in backward. A fetch looks ahead by no more parameters than a block has, and
-    every gradient is reduced by itself, so that blocks begin alike from the third on."""
+    every gradient is reduced by itself, so that blocks begin alike from the third on, in forward from the
+    fourth, as the first gathers that were joined are still those that a stream waited for last."""
     copied: list[int] = []
     copy = walk._copy
 
@@ -119,4 +120,4 @@ def test_a_deep_model_is_walked_at_its_ends_alone(monkeypatch: pytest.MonkeyPatc
     asked = LLAMA, 40, {"activation_checkpointing": "full"}, zero
     (program,), (walked,) = plan_of(*asked).programs, walked_plan_of(*asked).programs
     assert program == walked
-    assert copied == [36, 36]  # forward, backward
+    assert copied == [35, 36]  # forward, backward

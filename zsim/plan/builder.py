@@ -183,14 +183,19 @@ class PlanBuilder:
         return self._last_op_of_stream.get(stream)
 
     def stream_wait(self, stream: str, event: int | None) -> None:
-        """Make all work issued to `stream` from now on start after `event`."""
-        if event is not None:
-            self._waits.setdefault(stream, []).append(event)
+        """Make all work issued to `stream` from now on start after `event`, an op of another stream. The
+        last wait for a stream implies those before it."""
+        if event is None:
+            return
+        waits = self._waits.setdefault(stream, [])
+        producer = self.ops[event].stream
+        waits[:] = [number for number in waits if number > event or self.ops[number].stream != producer]
+        waits.append(event)
 
     def wait_stream(self, stream: str, producer: str) -> None:
         """`stream.wait_stream(producer)`: later work on `stream` waits for all work on `producer` so far."""
-        if stream != producer and producer in self._last_op_of_stream:
-            self._waits.setdefault(stream, []).append(self._last_op_of_stream[producer])
+        if stream != producer:
+            self.stream_wait(stream, self._last_op_of_stream.get(producer))
 
     def join(self, stream: str, producer: str) -> None:
         """Issue `wait_stream`, and also wait for what `producer` itself waits for before its next work."""

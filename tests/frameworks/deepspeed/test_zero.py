@@ -172,10 +172,27 @@ def test_the_host_never_runs_more_than_three_fetches_ahead_of_the_gather_stream(
     assert any(op.host_waits for op in plan.ops if op.phase == "forward")
 
 
-def test_without_overlap_everything_is_on_the_compute_stream() -> None:
+def test_without_overlap_nothing_but_stage_3_gathers_leaves_the_compute_stream() -> None:
     for stage in (1, 2, 3):
         plan = plan_of({"stage": stage, "overlap_comm": False})
-        assert {op.stream for op in plan.ops if op.work is not None} == {"compute"}
+        others = {op.name.split()[0] for op in plan.ops if op.work is not None and op.stream != "compute"}
+        assert others == ({"all_gather"} if stage == 3 else set())
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_module_waits_for_its_own_gathers_and_for_none_issued_ahead(overlap: bool) -> None:
+    """Kernels of a product wait for the last gather of its weight, while later gathers are already issued."""
+    plan = plan_of({"stage": 3, "overlap_comm": overlap, "stage3_prefetch_bucket_size": 1_000_000})
+    gathers = {n: op.name for n, op in enumerate(plan.ops) if op.stream == "all_gather"}
+    waited = {
+        op.module: max(gathers.keys() & set(op.after))
+        for op in plan.ops
+        if op.phase == "forward" and op.stream == "compute" and gathers.keys() & set(op.after)
+    }
+    name = "transformer.h.20.attn.c_attn"
+    first = next(n for n, op in enumerate(plan.ops) if op.module == name and op.stream == "compute")
+    assert gathers[waited[name]].startswith(f"all_gather {name}.weight")
+    assert any(waited[name] < number < first for number in gathers)
 
 
 def test_the_step_runs_in_sub_groups() -> None:

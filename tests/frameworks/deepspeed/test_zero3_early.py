@@ -55,7 +55,7 @@ def test_the_host_waits_for_every_stream_before_a_gather() -> None:
     assert all(op.host_waits for op in slices)
     zeros = number["zeros for transformer.h.3.mlp.c_fc.weight"]
     waited = before.ops[number["slice transformer.h.3.mlp.c_fc.weight"]].host_waits
-    assert {before.ops[op].stream for op in waited} >= {"compute", "all_gather"}
+    assert {before.ops[op].stream for op in waited} >= {"compute", "fetch"}
     assert zeros < number["slice transformer.h.3.mlp.c_fc.weight"]
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_fetched_ahead() -> None:
         gathers = [number for number, op in enumerate(before.ops) if op.name == name]
         for number in gathers:
             product = next(op for op in before.ops[number:] if op.stream == "compute" and op.host_waits)
-            assert {before.ops[wait].stream for wait in product.host_waits} >= {"all_gather"}
+            assert {before.ops[wait].stream for wait in product.host_waits} >= {"fetch"}
 
 
 def test_without_contiguous_gradients_a_bucket_is_all_reduced() -> None:

@@ -3,9 +3,18 @@
 Transcribed from DeepSpeed 0.19.8 `runtime/zero/partition_parameters.py` (all_gather_coalesced,
 AllGatherHandle, AllGatherCoalescedHandle). ZeRO++ and MiCS have other gatherers:
 `zsim.frameworks.deepspeed.zeropp.gather`, `zsim.frameworks.deepspeed.stage3.mics`.
+
+# [Note: exact waits]
+A gather runs on the process group's stream of its own (`async_op=True`), after what DeepSpeed's stream for
+fetches has at that moment. The module waits for the handles of its own parameters on the stream for fetches,
+and the compute stream for that stream. So a gather issued ahead delays no module before its own. The code is
+the same in 0.8.3, 0.10.3, 0.14.5, 0.16.9 and 0.19.8 (`fetch_sub_module`). Without `overlap_comm` the stream
+for fetches is the compute stream, and gathers still overlap with kernels issued after them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from zsim.cost.kernels.update import cat_launches
 from zsim.dtypes import DTYPE_BYTES
@@ -15,15 +24,26 @@ from zsim.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParamet
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import CollectiveKind, Group
 
+GATHER = "all_gather"  # the process group's stream
+
+SplitFetch = Callable[[Fetch], list[Fetch]]
+
 
 class Gatherer:
-    """Gathers over the ranks that shard (`group`), in the parameters' type, on `stream`."""
+    """Gathers over the ranks that shard (`group`), in the parameters' type. `stream` is DeepSpeed's for
+    fetches. See [Note: exact waits]. `split` cuts a fetch into parts of separate groups, as hpZ's."""
 
     def __init__(
-        self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, stream: str, group: Group
+        self,
+        builder: PlanBuilder,
+        trace: FetchTrace,
+        config: DeepSpeedConfig,
+        stream: str,
+        group: Group,
+        split: SplitFetch | None = None,
     ) -> None:
         self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
-        self.group = group
+        self.group, self._split = group, split
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self._started: dict[int, int] = {}  # first parameter of a part in flight -> its collective
 
@@ -31,7 +51,8 @@ class Gatherer:
         """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter.
         Parameters of which no other rank has a part need none.
         """
-        calls = self._split_per_group(fetch)
+        fetches = [fetch] if self._split is None else self._split(fetch)
+        calls = [call for part in fetches for call in self._split_per_group(part)]
         if self.config.zero.allgather_sequential:
             return [Fetch((number,), part.group) for part in calls for number in part.parameters]
         return calls
@@ -64,6 +85,7 @@ class Gatherer:
     def finish(self, part: Fetch) -> int:
         """The event after which the parameters can be used. A shared tensor is split into its parameters."""
         event = self._started.pop(part.parameters[0])
+        self.builder.stream_wait(self.stream, event)
         if not self._needs_split(part):
             return event
         size, count = self.padded_bytes(part), len(part.parameters)
@@ -118,16 +140,23 @@ class Gatherer:
         dtype: str,
         group: str | None = None,
         prefix: str = "",
+        *,
+        is_blocking: bool = False,
     ) -> int:
-        """Issue one call for a part and return its event. `prefix` is a prefix of the name ("scales of ")."""
+        """Issue one call for a part and return its event. `prefix` is a prefix of the name ("scales of ").
+        `self.stream` waits for a blocking call (`async_op=False`).
+        """
         name = self.trace.parameters[part.parameters[0]].name
         suffix = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
+        stream = self.stream if is_blocking else GATHER
+        if not is_blocking:
+            self.builder.join(GATHER, self.stream)
         event = self.builder.collective(
             kind,
             size,
             dtype,
             group or part.group,
-            stream=self.stream,
+            stream=stream,
             name=f"{kind} {prefix}{name}{suffix}",
             module=name,
         )

@@ -57,7 +57,9 @@ class MicsGatherer(Gatherer):
         piece_bytes = size // node_group.size
         num_slices = len(part.parameters) * cross_node_group.size
         builder.host("slice pieces", overhead="deepspeed_part", events=num_slices)
-        self._collective(part, piece_bytes, "all_gather", dtype, group=cross_node_group.name)
+        self._collective(
+            part, piece_bytes, "all_gather", dtype, group=cross_node_group.name, is_blocking=True
+        )
         builder.allocate("buffers", piece_bytes)
         placement = builder.kernels(
             f"place {self.parameters(part)[0].name}",
@@ -67,8 +69,8 @@ class MicsGatherer(Gatherer):
         builder.free_when_done("buffers", piece_bytes, placement)
         self._collective(part, size, "all_gather", dtype, group=node_group.name)
 
-    def finish(self, part: Fetch) -> int:
-        return self._started.pop(part.parameters[0])
+    def _needs_split(self, part: Fetch) -> bool:
+        return False
 
 
 class MicsSchedule(Zero3Schedule):

@@ -26,11 +26,7 @@ from zsim.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.frameworks.deepspeed.stage3.gradients import MAX_EVENTS, Zero3Gradients
 from zsim.frameworks.deepspeed.stage3.module_order import ROOT
 from zsim.frameworks.deepspeed.stage3.synchronized_gather import SynchronizedGatherer, drop_trace
-from zsim.frameworks.deepspeed.zeropp.gather import (
-    QuantizedGatherer,
-    SecondaryGatherer,
-    SecondaryShards,
-)
+from zsim.frameworks.deepspeed.zeropp.gather import QuantizedGatherer, SecondaryShards
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import BlockPosition, CheckpointStore
@@ -51,7 +47,7 @@ class Zero3Schedule(Zero3Gradients):
         super().__init__(stage, config)
         zero = drop_trace(config.zero) if config.fetches_one_by_one else config.zero
         self.coordinator = Coordinator(self.trace, zero, self.store, self.group.name)
-        self.gather_stream = "all_gather" if self.zero.overlap_comm else COMPUTE
+        self.gather_stream = "fetch" if self.zero.overlap_comm else COMPUTE
         self.secondary = self._make_secondary()
         self.gatherer = self._make_gatherer()
         self._in_flight: dict[int, Fetch] = {}
@@ -65,7 +61,7 @@ class Zero3Schedule(Zero3Gradients):
         # Nothing but gathers and reductions of parameters on GPUs, whose state `block_position` knows.
         self._supports_copies = (
             type(self) is Zero3Schedule
-            and type(self.gatherer) is SecondaryGatherer
+            and type(self.gatherer) is Gatherer
             and self.world_size > 1
             and self.store.is_on_gpu
             and stage.parallelism.style != AUTOTP
@@ -82,9 +78,9 @@ class Zero3Schedule(Zero3Gradients):
     def _make_gatherer(self) -> Gatherer:
         arguments = self.builder, self.trace, self.config, self.gather_stream, self.group
         if self.config.fetches_one_by_one:
-            return SynchronizedGatherer(*arguments, self.reduce_stream)
-        kind = QuantizedGatherer if self.zero.zero_quantized_weights else SecondaryGatherer
-        return kind(*arguments, self.secondary)
+            return SynchronizedGatherer(*arguments)
+        kind = QuantizedGatherer if self.zero.zero_quantized_weights else Gatherer
+        return kind(*arguments, None if self.secondary is None else self.secondary.split)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -193,7 +189,7 @@ class Zero3Schedule(Zero3Gradients):
             for number in numbers:
                 self._wait_for(number)
         if self.gather_stream != COMPUTE:
-            builder.wait_stream(COMPUTE, self.gather_stream)
+            builder.join(COMPUTE, self.gather_stream)
         prefetch = self.coordinator.prefetch(numbers)
         self._entered_at[entered_module] = self.coordinator.step
         if prefetch is not None:

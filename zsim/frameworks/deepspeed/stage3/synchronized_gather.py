@@ -24,12 +24,11 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import fill_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, ZeroConfig
+from zsim.frameworks.deepspeed.settings.config import ZeroConfig
 from zsim.frameworks.deepspeed.stage3.coordinator import Fetch
 from zsim.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
-from zsim.plan.ops import Group
 
 
 def drop_trace(zero: ZeroConfig) -> ZeroConfig:
@@ -40,18 +39,6 @@ def drop_trace(zero: ZeroConfig) -> ZeroConfig:
 class SynchronizedGatherer(Gatherer):
     """Gathers parameter by parameter. See the module's notes."""
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        trace: FetchTrace,
-        config: DeepSpeedConfig,
-        stream: str,
-        group: Group,
-        reduce_stream: str,
-    ) -> None:
-        super().__init__(builder, trace, config, stream, group)
-        self._streams = (COMPUTE, stream, reduce_stream)
-
     def split_fetch(self, fetch: Fetch) -> list[Fetch]:
         return [Fetch((number,), fetch.group) for number in fetch.parameters]
 
@@ -61,23 +48,19 @@ class SynchronizedGatherer(Gatherer):
         ranks, name = builder.groups[part.group].size, self.trace.parameters[number].name
         builder.allocate("buffers", size)
         builder.kernels(f"zeros for {name}", fill_kernels(size))
-        self._synchronize()
+        builder.synchronize()
         builder.host(f"slice {name}", overhead="deepspeed_part", events=ranks)
         builder.wait_stream(self.stream, COMPUTE)
         builder.allocate("buffers", size)
-        self._collective(part, size, "all_gather", self.config.param_dtype)
+        self._collective(part, size, "all_gather", self.config.param_dtype, is_blocking=True)
         kernels = move_kernels(size, size, launches=ranks)
         self._started[number] = builder.kernels(f"copy parts of {name}", kernels, stream=self.stream)
         builder.free_when_done("buffers", size, self._started[number])
 
     def finish(self, part: Fetch) -> int:
         """Run `_synchronize_communication` and return the event of the gathered parameter."""
-        self._synchronize()
+        self.builder.synchronize()
         return self._started.pop(part.parameters[0])
-
-    def _synchronize(self) -> None:
-        for stream in self._streams:
-            self.builder.host_wait(self.builder.record(stream))
 
 
 def reduce_scatter_per_parameter(

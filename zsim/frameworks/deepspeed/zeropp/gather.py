@@ -21,7 +21,7 @@ from zsim.errors import InputError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.coordinator import Fetch
 from zsim.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
-from zsim.frameworks.deepspeed.stage3.gather import Gatherer
+from zsim.frameworks.deepspeed.stage3.gather import Gatherer, SplitFetch
 from zsim.frameworks.deepspeed.stage3.parameter_store import ParameterStore
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Device, Group, Memory
@@ -125,29 +125,7 @@ class SecondaryShards:
             self._copied_parameters.clear()
 
 
-class SecondaryGatherer(Gatherer):
-    """The gatherer of hpZ: gathers from secondary shards where they exist."""
-
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        trace: FetchTrace,
-        config: DeepSpeedConfig,
-        stream: str,
-        group: Group,
-        secondary: SecondaryShards | None,
-    ) -> None:
-        super().__init__(builder, trace, config, stream, group)
-        self.secondary = secondary
-
-    def split_fetch(self, fetch: Fetch) -> list[Fetch]:
-        if self.secondary is None:
-            return super().split_fetch(fetch)
-        groups = self.secondary.split(fetch)
-        return [part for group in groups for part in super(SecondaryGatherer, self).split_fetch(group)]
-
-
-class QuantizedGatherer(SecondaryGatherer):
+class QuantizedGatherer(Gatherer):
     """The gatherer of qwZ, with or without hpZ: two calls, of int8 values and of fp32 scales."""
 
     def __init__(
@@ -157,9 +135,9 @@ class QuantizedGatherer(SecondaryGatherer):
         config: DeepSpeedConfig,
         stream: str,
         group: Group,
-        secondary: SecondaryShards | None,
+        split: SplitFetch | None,
     ) -> None:
-        super().__init__(builder, trace, config, stream, group, secondary)
+        super().__init__(builder, trace, config, stream, group, split)
         self._casts = config.release.casts_before_quantizing
         self._is_cast = self._casts and config.param_dtype != "fp16"
         self._groups: dict[int, int] = {}  # elements of an input -> groups
@@ -193,7 +171,7 @@ class QuantizedGatherer(SecondaryGatherer):
     def finish(self, part: Fetch) -> int:
         """Dequantise to fp16, split into the parameters, cast to their type, and return the event."""
         builder, ranks = self.builder, self.builder.groups[part.group].size
-        self._started.pop(part.parameters[0])
+        builder.stream_wait(self.stream, self._started.pop(part.parameters[0]))
         shard = self._shard_numel(part)
         groups = self._groups_of(part, shard)
         parameters = self.parameters(part)
