@@ -198,7 +198,7 @@ def page(result: CheckResult, judged: Sequence[JudgedRun], runs: Sequence[Valida
         f"Errors of zsim {__version__} on training runs that others measured and published: predicted over",
         "measured step time, less one; memory likewise. Mean, median and worst are of absolute errors, bias",
         "is the mean signed one. [By source, with causes](../validation/published/errors.md); [the",
-        "runs](../validation/published/README.md). `python validation/published/accuracy.py` makes these pages.",
+        "runs](../validation/published/README.md). `python validation/published/accuracy.py` writes them.",
         "",
         BEGIN,
         *_judged_lines(judged, runs),
