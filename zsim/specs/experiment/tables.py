@@ -60,12 +60,11 @@ class TrainerTable(StrictTable):
     )
     holds_logits: Literal["no", "as they are", "in fp32"] = Field(
         default="no",
-        description="what the trainer still references during backward: nothing, the logits, or "
-        "their copy in fp32",
+        description="held during backward: nothing, the logits, or their fp32 copy",
     )
     unpads_attention: bool = Field(
         default=False,
-        description="attention gathers q, k and v by a padding mask, even without padding",
+        description="attention gathers q, k, v by a padding mask",
     )
     reads_sequence_lengths: bool = Field(
         default=False,
@@ -133,8 +132,7 @@ class CostTable(StrictTable):
     )
     pue: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=1.0,
-        description="the data centre's power usage effectiveness: energy at its meter over energy "
-        "at its servers",
+        description="power usage effectiveness: energy at the meter over energy at the servers",
     )
     node_power: Watts = Field(default=0.0, description="what a node draws besides its GPUs")
 
@@ -193,11 +191,11 @@ class SimulationTable(StrictTable):
 
     every_micro_batch: bool = Field(
         default=True,
-        description="false: three micro-batches are simulated, and the others taken to be like the third",
+        description="false: simulate three micro-batches, the others like the third",
     )
     known_to_fit: bool = Field(
         default=False,
-        description="the job is known to have run, so torch's allocator is given all memory of its GPU",
+        description="the job has run, so torch's allocator gets all GPU memory",
     )
 
 
@@ -214,15 +212,13 @@ class ExperimentFile(StrictTable):
         return {"cluster": Cluster}
 
     model: str | dict[str, Any] | _Model = Field(
-        description="preset, Hub id, or path to a Hugging Face config.json; a table `extends` one of them "
-        "with keys of its own, or has all of a config.json; package.module:function (a torch module) with "
-        "--allow-code"
+        description="preset, Hub id, or path to a Hugging Face config.json; a table `extends` one, or "
+        "is a config.json; package.module:function with --allow-code"
     )
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
     nodes: Count | None = Field(
         default=None,
-        description="nodes of the job; their GPUs are all used; left out: as many as `gpus` fill, or "
-        "`placement` names",
+        description="nodes, with all their GPUs; left out: by `gpus` or `placement`",
     )
     gpus: Count | None = Field(
         default=None, description="GPUs of the job, if not whole nodes; left out: all of `nodes`"
@@ -268,7 +264,7 @@ class ExperimentFile(StrictTable):
     notes: tuple[str, ...] = Field(default=(), description="notes that every report repeats")
     program: Program | None = Field(
         default=None,
-        description="the program whose file this was, which limits what `zsim tune` proposes; left out: none",
+        description="program whose file this was; limits what `zsim tune` proposes; left out: none",
     )
 
 
