@@ -98,6 +98,10 @@ class TrainingTable(StrictTable):
         description="sequences in a step of all ranks: how many micro-batches, and how small the last one "
         "is; left out: what the sizes above make",
     )
+    sequences_per_sample: Count = Field(
+        default=1,
+        description="sequences of one of `cost.samples`: 2 for preferences, a chosen and a rejected one",
+    )
     precision: Precision | None = Field(
         default=None, description="the type of products; left out: bf16 where the GPU has it"
     )
