@@ -239,8 +239,7 @@ def test_what_matters_is_named_and_what_does_not_is_silent(tmp_path: Path) -> No
     notes = notes_of(read_text(tmp_path, FULL + lines))
     assert "lora_mlp_kernel (axolotl's fused adapters)" in notes
     assert "tiled_mlp (MLPs in tiles)" in notes
-    assert "quux" in notes
-    assert "micro_batchsize (did you mean 'micro_batch_size'?)" in notes
+    assert "not read: micro_batchsize (did you mean 'micro_batch_size'?), quux" in notes
     assert "hub_model_id" not in notes
     assert "seed" not in notes
 
