@@ -125,7 +125,8 @@ class CostTable(StrictTable):
     )
     samples: Annotated[Tokens, Field(ge=1, allow_inf_nan=False), AfterValidator(_whole)] | None = Field(
         default=None,
-        description="sequences of the data set; left out: `tokens`",
+        description="rows of the data set, of `training.sequences_per_sample` sequences each; left out: "
+        "`tokens`",
     )
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1.0, description="how often `tokens` or `samples` are trained on"
@@ -145,16 +146,22 @@ class CostTable(StrictTable):
             raise ValueError("found epochs of no data set; expected tokens or samples beside them")
         return self
 
+    def in_sequences(self, sequences_per_sample: int) -> CostTable:
+        """The same run, with its samples counted in sequences."""
+        if self.samples is None or sequences_per_sample == 1:
+            return self
+        return self.model_copy(update={"samples": self.samples * sequences_per_sample})
+
     @property
     def given_tokens(self) -> float | None:
         """Tokens of all epochs. None where `tokens` are not given."""
         return None if self.tokens is None else self.tokens * self.epochs
 
-    def run_tokens(self, tokens_per_sample: float) -> float | None:
-        """Tokens of all epochs, of samples of so many tokens. None where neither tokens nor samples are
+    def run_tokens(self, tokens_per_sequence: float) -> float | None:
+        """Tokens of all epochs, of sequences of so many tokens. None where neither tokens nor samples are
         given.
         """
-        return self.given_tokens if self.samples is None else self.samples * self.epochs * tokens_per_sample
+        return self.given_tokens if self.samples is None else self.samples * self.epochs * tokens_per_sequence
 
 
 if TYPE_CHECKING:

@@ -99,6 +99,10 @@ class TrainingTable(StrictTable):
         description="sequences of a step of all ranks; the last micro-batch may be smaller; left out: "
         "from the sizes above",
     )
+    sequences_per_sample: Count = Field(
+        default=1,
+        description="sequences of one of `cost.samples`: 2 for preferences, a chosen and a rejected one",
+    )
     precision: Precision | None = Field(
         default=None, description="the type of products; left out: bf16 where the GPU has it"
     )
