@@ -42,7 +42,7 @@ def test_every_recipe_is_in_the_index_and_every_question_has_an_answer() -> None
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     for recipe in FOLDER.glob("*.md"):
         assert recipe.name == "README.md" or f"({recipe.name}" in index, recipe.name
-    rows = re.findall(r"^\| (\d+) \| .+ \| (.+) \|$", index, re.MULTILINE)
+    rows = re.findall(r"^(\d+)\. (.+)$", index, re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 26))
     for _, answer in rows:
         assert "](" in answer or "`zsim " in answer

@@ -249,3 +249,34 @@ def test_a_dropout_by_itself_keeps_a_byte_per_element() -> None:
         Module("scale", Activation(32, False, "scale")).kernels(FORWARD, SHAPE, WorkOptions(compile=True))
         == ()
     )
+
+
+@pytest.mark.parametrize(("mask", "casts"), [("scores", 0), ("bool", 1)])
+def test_a_padding_mask_makes_fused_attention_compute_all_pairs_with_all_heads(mask: Any, casts: int) -> None:
+    """2 sequences of 64 tokens, 4 heads of 16 with 2 of keys and values, in bf16. Forward: 2 products of 2 x
+    4 x 64^2 scores over 16 features, 2 FLOPs each, are 2,097,152, of which causal attention has half. The
+    mask has 2 x 64^2 scores of 2 bytes, 16,384, and keys and values of all heads are read: 128 tokens of 4
+    x 64 elements, and 4 log-sum-exps of 4 bytes. They are copied from 2 heads to 4 (128 x 192 elements)."""
+    grouped, options = module(num_kv_heads=2), WorkOptions(padding_mask=mask)
+    forward, backward = (grouped.kernels(in_pass, SHAPE, options) for in_pass in (FORWARD, BACKWARD))
+    assert total_flops(forward) == 2_097_152 == 2 * total_flops(grouped.kernels(FORWARD, SHAPE, FLASH))
+    assert total_flops(backward) == 5_242_880
+    assert [kernel.hbm_bytes for kernel in forward] == [
+        128 * 192 * 2,
+        *[2 * 64 * 64 * 3] * casts,
+        128 * (256 * 2 + 16) + 16_384,
+    ]
+    assert not forward[-1].is_causal
+    tower = module(is_causal=False)
+    assert tower.kernels(FORWARD, SHAPE, options) == tower.kernels(FORWARD, SHAPE, FLASH)
+    kept = 128 * (192 * 2 + 16)
+    assert grouped.saved_bytes(SHAPE, options) == kept + 16_384 * casts
+
+
+def test_a_mask_is_read_by_every_pass_of_an_ungrouped_core_without_copies() -> None:
+    """Heads of keys and values are there already. Backward reads the mask once more."""
+    one, options = module(), WorkOptions(padding_mask="scores")
+    for in_pass in (FORWARD, BACKWARD):
+        (kernel,), (plain,) = one.kernels(in_pass, SHAPE, options), one.kernels(in_pass, SHAPE, FLASH)
+        assert kernel.hbm_bytes - plain.hbm_bytes == 16_384
+        assert kernel.flops == 2 * plain.flops

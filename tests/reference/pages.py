@@ -42,18 +42,17 @@ _INTRODUCTION = """# Files of other programs
 `zsim run FILE --cluster C` takes a file of these programs in place of an experiment. `zsim import FILE`
 shows the experiment that it means, and `zsim explain KEY` says what a key of the experiment does.
 
-- Keys that the file leaves out have the program's defaults, of the release named below. A note names those
-  that matter.
+- Keys left out have the program's defaults, of the release named below. A note names those that matter.
 - Keys that would make it another job are refused by name. Keys that change time or memory and are not
   simulated are named in every report. Others (paths, logs, seeds, the learning rate) are ignored.
-- Files named in a file are searched for in its folder, the folders above up to the repository's root, and
-  the working folder; models among the presets and in the Hub's local cache. Nothing is downloaded.
+- Files named in a file are searched for in its folder, those above up to the repository's root, and the
+  working folder; models among the presets and in the Hub's local cache. Nothing is downloaded.
 - oumi's YAML is read as the keys of TRL that it makes of its own, and EasyR1's as verl's of other names.
 - YAML is read as PyYAML reads it: the last of two equal keys counts (with a note), anchors are followed,
   `${a.b}` is the value at `a.b`.
 
-Each line has a table of the experiment, and the program's keys that set it; `a` → `b` where the key of that
-table has another name.
+Each line is a table of the experiment: its keys, and after the colon the program's keys that set them, unless
+their names are equal. *Several keys* set more than one key, or decide how others are read.
 """
 
 
@@ -110,7 +109,7 @@ def _section(
 
 
 def _read_lines(keys: Sequence[ProgramKey]) -> Iterator[str]:
-    """The keys that set one of the experiment's, a line per table, and what the others say."""
+    """The keys that set one of the experiment's, a line per table, and those that set several."""
     tables: dict[str, dict[str, list[str]]] = {}
     for key in keys:
         if key.setting:
@@ -120,15 +119,11 @@ def _read_lines(keys: Sequence[ProgramKey]) -> Iterator[str]:
         entries = []
         for name, program_keys in names.items():
             shown = ", ".join(f"`{key}`" for key in dict.fromkeys(program_keys))
-            entries.append(shown if program_keys == [name] else f"{shown} → `{name}`")
+            entries.append(shown if program_keys == [name] else f"`{name}`: {shown}")
         yield f"- **{table or 'the job'}**: {'; '.join(entries)}"
-    others: dict[str, list[str]] = {}
-    for key in keys:
-        if not key.setting:
-            others.setdefault(key.meaning, []).append(f"`{key.key}`")
+    others = [f"`{key.key}`" for key in keys if not key.setting]
     if others:
-        entries = [f"{', '.join(names)} ({meaning})" for meaning, names in others.items()]
-        yield f"- **several keys**: {'; '.join(entries)}"
+        yield f"- **several keys**: {', '.join(others)}"
     yield ""
 
 
@@ -161,8 +156,11 @@ def refusal_lines() -> Iterator[str]:
     for title, rows in refusals().items():
         yield f"**{title}**"
         yield ""
-        for feature, settings in _joined(rows).items():
-            yield f"- {', '.join(f'`{setting}`' for setting in settings)}: {feature}"
+        if title.startswith(("An experiment", "A `config.json`")):
+            for feature, settings in _joined(rows).items():
+                yield f"- {', '.join(f'`{setting}`' for setting in settings)}: {feature}"
+        else:
+            yield ", ".join(f"`{row.setting}`" for row in rows)
         yield ""
     for number, (title, requirement_rows) in enumerate(requirements().items()):
         if number:

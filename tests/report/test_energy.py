@@ -14,6 +14,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.cost.rates.power import GpuActivity, energy_joules, kernel_activity
 from zsim.errors import InputError
+from zsim.goodput.prepared import run_length
 from zsim.report.breakdown import NO_WAITS, Breakdown
 from zsim.report.energy import Energy, run_cost, step_energy
 from zsim.report.views.html.report import html_report
@@ -124,6 +125,17 @@ def test_what_is_not_asked_is_none() -> None:
 
 
 SMALL: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
+
+
+def test_samples_of_preferences_are_two_sequences() -> None:
+    """100 pairs of 2 x 1,024 tokens for 3 epochs, in a step's bill and in a whole run's length."""
+    training = {"sequence_length": 1024, "micro_batch_size": 2, "sequences_per_sample": 2}
+    experiment = Experiment(**SMALL, training=training, cost={"samples": 100, "epochs": 3})
+    cost = zsim.simulate(experiment).report.cost
+    _, length = run_length(experiment)
+    assert cost is not None
+    assert length is not None
+    assert cost.tokens == length.run_tokens(1024) == 3 * 100 * 2 * 1024
 
 
 def test_the_report_has_energy_and_with_a_cost_table_money() -> None:

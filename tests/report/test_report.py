@@ -101,8 +101,8 @@ def test_utilisation_of_what_a_mask_leaves_stands_beside_the_convention(
         assert report.to_dict()["mfu_fraction"] == pytest.approx(1.2)
         assert report.to_dict()["masked_mfu_fraction"] == pytest.approx((9.6e12 - masked) / 8e12)
         assert report.to_dict()["masked_hfu_fraction"] == pytest.approx((9.6e12 - masked) / 8e12)
-    assert "120.0 % (unmasked 60.0 %)" in shown[0]
-    assert "unmasked" not in shown[1]
+    assert "120.0 % (causal 60.0 %)" in shown[0]
+    assert "causal" not in shown[1]
 
 
 def test_utilisation_is_null_where_the_peak_is_unknown(

@@ -433,7 +433,7 @@ def test_latent_attention_rotates_64_of_192_features() -> None:
 
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
 def test_attention_without_a_price_is_refused_by_name(model_type: str) -> None:
-    with pytest.raises(NotSimulatedError, match=f"model type '{model_type}': most of its layers"):
+    with pytest.raises(NotSimulatedError, match=f"model type '{model_type}' is not simulated: most of its"):
         build(model_type)
 
 

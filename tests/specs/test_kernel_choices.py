@@ -243,3 +243,94 @@ def test_a_key_for_each_query_head_is_not_expanded() -> None:
         for model in ("llama-2-7b", "gpt2", "llama-3.2-1b")
     ]
     assert found == [False, False, True]
+
+
+PADDED = {"law": "uniform", "low": 64, "high": 1024, "batching": "padded"}
+
+
+def masked_job(cluster: str, software: str, *, lengths: Any = PADDED, count: int = 2, **training: Any) -> Job:
+    values = {"software": software, "micro_batch_size": count, "sequence_length": 1024, **training}
+    if lengths:
+        values["lengths"] = lengths
+    experiment = Experiment(
+        model="llama-3.2-1b", cluster=cluster, gpus=1, strategy={"kind": "ddp"}, training=values
+    )
+    return resolve(experiment)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "software", "kernel", "mask"),
+    [
+        ("dgx-a100-80gb", "transformers 4.49, torch 2.5", "efficient", "scores"),
+        ("dgx-a100-80gb", "transformers 4.53, torch 2.12", "efficient", "bool"),
+        ("dgx-h100", "transformers 4.49, torch 2.5", "efficient", "scores"),
+        ("dgx-h100", "transformers 5.0", "cudnn", "bool"),
+        ("dgx-a100-80gb", "torch 2.5", None, None),
+        ("dgx-a100-80gb", "transformers 4.35", None, None),  # written out, over all pairs anyway
+    ],
+)
+def test_transformers_hands_padded_micro_batches_a_mask_that_flash_attention_does_not_take(
+    cluster: str, software: str, kernel: str | None, mask: str | None
+) -> None:
+    job = masked_job(cluster, software)
+    own = load_cluster(cluster).gpu.attention
+    expected = own.variants[kernel] if kernel else own
+    assert job.training.padding_mask == mask
+    assert job.cluster.gpu.attention.backward_fraction == expected.backward_fraction
+    assert any("padded micro-batches is given a mask" in note for note in job.notes) == (mask is not None)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count", "attention", "expected"),
+    [
+        (PADDED, 2, None, "scores"),
+        (PADDED, 1, None, None),  # every token of its only sequence is real
+        ({**PADDED, "pad_to": 1024}, 1, None, "scores"),
+        ({"documents": [512], "batching": "padded"}, 4, None, None),
+        ({"documents": [512, 300], "batching": "padded"}, 4, None, "scores"),
+        ({"documents": [2048, 1500], "batching": "padded"}, 4, None, None),  # all are cut
+        ({"law": "constant", "mean": 512, "batching": "padded", "pad_to": 64}, 1, None, None),
+        ({"law": "constant", "mean": 500, "batching": "padded", "pad_to": 64}, 1, None, "scores"),
+        ({**PADDED, "batching": "packed"}, 2, None, None),
+        (None, 2, None, None),
+        (PADDED, 2, "flash2", None),
+        (PADDED, 2, "efficient", "scores"),
+    ],
+)
+def test_no_mask_is_made_where_nothing_is_padded(
+    lengths: Any, count: int, attention: Any, expected: str | None
+) -> None:
+    chosen = {"attention": attention} if attention else {}
+    job = masked_job("dgx-a100-80gb", "transformers 4.49, torch 2.5", lengths=lengths, count=count, **chosen)
+    assert job.training.padding_mask == expected
+    runs = load_cluster("dgx-a100-80gb").gpu.attention
+    curve = runs.variants["efficient"] if expected else runs
+    assert job.cluster.gpu.attention.forward_fraction == curve.forward_fraction
+
+
+@pytest.mark.parametrize(
+    ("software", "lengths", "kind", "mask"),
+    [
+        ("transformers 5.0", None, "flash", None),
+        ("transformers 5.0", PADDED, "flash", "bool"),
+        ("transformers 4.35", None, "math", None),
+        ("transformers 4.49, torch 1.13", None, "math", None),
+    ],
+)
+def test_before_ampere_the_memory_efficient_kernel_runs(
+    software: str, lengths: Any, kind: str, mask: str | None
+) -> None:
+    """T4's file has its curve. There is no FlashAttention to choose."""
+    job = masked_job("aws-g4dn", software, lengths=lengths, precision="fp16")
+    assert (job.training.attention, job.training.padding_mask) == (kind, mask)
+    assert job.cluster.gpu.attention == load_cluster("aws-g4dn").gpu.attention
+    with pytest.raises(InputError, match="does not support 'flash'"):
+        masked_job("aws-g4dn", software, precision="fp16", attention="flash")
+
+
+def test_a_gpu_whose_file_has_no_such_curve_runs_its_own() -> None:
+    """AMD's kernel for masks is the one without (AOTriton), and H100's curves, which its file extends, are
+    not its own."""
+    job = masked_job("mi300x-x8", "transformers 4.49, torch 2.5")
+    assert job.training.padding_mask == "scores"
+    assert job.cluster.gpu.attention == load_cluster("mi300x-x8").gpu.attention

@@ -96,6 +96,12 @@ def test_the_best_layout_is_the_fastest_of_those_simulated() -> None:
     assert {one.placement for one in tuned().candidates} == {"colocated", "split", "async"}
 
 
+def test_the_text_fits_a_terminal() -> None:
+    lines = list(tuned().lines())
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines).endswith(f"The options for it: {tuned().best.settings}")
+
+
 def test_the_options_of_the_best_lead_to_it() -> None:
     best = tuned().best
     again = simulate_rl(

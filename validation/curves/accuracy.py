@@ -1,5 +1,5 @@
-"""Writes errors on measured curves, fitted and left out of the fit: by network and machine into
-docs/collectives.md, curve by curve into errors.md.
+"""Writes errors on measured curves: by network into docs/collectives.md, by machine and what was left out of
+the fit into README.md, curve by curve into errors.md.
 
 python validation/curves/accuracy.py
 """
@@ -18,6 +18,7 @@ from validation.curves.fit import FITS, constants_at, fit, fitted_curves
 from validation.curves.measured import ALL_REDUCE, Constants, Curve, preset_constants, read_curves
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "collectives.md"
+README = Path(__file__).parent / "README.md"
 ERRORS = Path(__file__).parent / "errors.md"
 MACHINES = {
     "dgx-a100-80gb": "8 A100 (DGX A100)",
@@ -163,21 +164,21 @@ def _error_head(what: str) -> tuple[str, str]:
     return f"| {what} | points | median | mean | worst | bias |", "|---|---:|---:|---:|---:|---:|"
 
 
-def write(name: str, lines: Sequence[str]) -> None:
+def write(page: Path, name: str, lines: Sequence[str]) -> None:
     """Replace one block of the page."""
-    text = TARGET.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     start = f"<!-- {name}: python validation/curves/accuracy.py rewrites them -->\n"
     end = f"<!-- end of {name} -->"
     before, rest = text.split(start)
     after = rest.split(end)[1]
-    TARGET.write_text(before + start + "\n".join(lines) + "\n" + end + after, encoding="utf-8")
+    page.write_text(before + start + "\n".join(lines) + "\n" + end + after, encoding="utf-8")
 
 
 def main() -> None:
     assert set(MACHINES) <= set(FITS)
     curves = read_curves()
-    write("bands", network_lines(curves))
-    write("curves", machine_lines(curves))
+    write(TARGET, "bands", network_lines(curves))
+    write(README, "curves", machine_lines(curves))
     ERRORS.write_text("\n".join(curve_page(curves)) + "\n", encoding="utf-8")
 
 

@@ -17,9 +17,8 @@ TARGET = Path(__file__).resolve().parents[2] / "docs" / "papers.md"
 HEAD = """\
 # What papers claim
 
-Numbers of papers beside zsim's for the same experiment. Nothing in zsim was fitted to them. A ratio of 1 is
-the paper's number; memory that follows from counting bytes should be exact. Each paper is a file of
-experiments in `validation/papers/`; `python -m validation.papers.page` writes this page.
+Numbers of papers and zsim's for the same experiment; nothing in zsim was fitted to them. The ratio is
+zsim's over the paper's. `python -m validation.papers.page` writes this page from `validation/papers/`.
 """
 
 
@@ -47,14 +46,22 @@ def _section(paper: Paper, values: Values) -> Iterator[str]:
     yield f"## {paper.title}"
     yield ""
     if paper.kind == "paper":
-        yield from wrap(f"{paper.authors} ({paper.year}), {paper.reference}. {paper.read}", 120)
+        first, *others = paper.authors.replace(" and others", ", others").split(", ")
+        authors = f"{first} and others" if others else first
+        yield from wrap(f"{authors} ({paper.year}), {paper.reference}. {paper.read}", 120)
     else:
         yield from wrap(paper.read, 120)
     yield ""
     if paper.claims:
-        yield "| claim | where | paper | zsim | ratio |"
-        yield "|---|---|---:|---:|---:|"
-        yield from (_row(claim, values[paper.title, claim.text]) for claim in paper.claims)
+        places = dict.fromkeys(claim.where for claim in paper.claims)
+        where, rule = ("where | ", "---|") if len(places) > 1 else ("", "")
+        if not where:
+            yield from (f"Where: {next(iter(places))}.", "")
+        yield f"| claim | {where}paper | zsim | ratio |"
+        yield f"|---|{rule}---:|---:|---:|"
+        for claim in paper.claims:
+            place = f"{claim.where} | " if where else ""
+            yield f"| {claim.text} | {place}{_cells(claim, values[paper.title, claim.text])} |"
         yield ""
     notes = list(dict.fromkeys(claim.note for claim in paper.claims if claim.note))
     for note in notes:
@@ -68,13 +75,14 @@ def _section(paper: Paper, values: Values) -> Iterator[str]:
         yield ""
 
 
-def _row(claim: Claim, value: float | None) -> str:
+def _cells(claim: Claim, value: float | None) -> str:
+    """The paper's value, zsim's, and their ratio."""
     unit = f" {claim.unit}" if claim.unit else ""
     if claim.quantity == "fits":
         paper, ours = ("fits" if number else "does not fit" for number in (claim.value, value))
-        return f"| {claim.text} | {claim.where} | {paper} | {ours} | {'' if claim.value == value else 'no'} |"
+        return f"{paper} | {ours} | {'' if claim.value == value else 'no'}"
     number, ratio = ("", "not compared") if value is None else (_number(value) + unit, _ratio(value, claim))
-    return f"| {claim.text} | {claim.where} | {_number(claim.value)}{unit} | {number} | {ratio} |"
+    return f"{_number(claim.value)}{unit} | {number} | {ratio}"
 
 
 def _ratio(value: float, claim: Claim) -> str:

@@ -39,8 +39,8 @@ _OF_BLIND: Groups = {
 
 
 def strangers_lines(judged: Sequence[JudgedRun]) -> list[str]:
-    """The sections: the errors of sources that were predicted blind and the intervals' coverage, the errors
-    of the others as a stranger beside those as studied, and where the largest of these come from."""
+    """The sections: the errors of sources that were predicted blind and the intervals' coverage, and the
+    errors of the others as a stranger beside those as studied, and where the largest of these come from."""
     blind, studied = ([row for row in judged if row.run.is_blind is flag] for flag in (True, False))
     overall = coverage_of(studied)
     if overall is None:
@@ -49,10 +49,9 @@ def strangers_lines(judged: Sequence[JudgedRun]) -> list[str]:
         *_blind_lines(blind),
         "## Sources that zsim was developed with",
         "",
-        "What was found out of a source (its container, its flags, its network) stands in",
-        "[published_sources.toml](../validation/published/published_sources.toml). So every row is predicted",
-        "twice: as a stranger would write it from what its table says, and with what was found out. Of such",
-        "errors causes were looked for, so that they are smaller than those of sources predicted blind.",
+        "Every row is predicted twice: as a stranger would write it from its table, and *as studied*, with",
+        "[what was found out](../validation/published/published_sources.toml) of its container, flags and",
+        "network. Their causes were looked for, so these errors are smaller than those of blind predictions.",
         "",
         f"{overall.rows:,} rows, at most 30 of each of {overall.sources} sources; every source counts once.",
         "",
@@ -62,7 +61,7 @@ def strangers_lines(judged: Sequence[JudgedRun]) -> list[str]:
         f"## The {NUM_CAUSES} largest causes that remain",
         "",
         "The sources with the largest errors as a stranger, and what was found out of them that a stranger",
-        "does not say. Causes by row: [errors of published runs](../validation/published/errors.md).",
+        "does not say.",
         "",
         *_cause_lines(studied),
         "",
@@ -92,18 +91,15 @@ def _blind_lines(judged: Sequence[JudgedRun]) -> list[str]:
     return [
         "## Sources predicted before anything was known of them",
         "",
-        f"{len(judged)} measured steps of {len({row.run.source for row in judged})} sources, written as "
-        "experiments that a careful user",
-        "would write, without any rule on their source. The errors are",
-        "those of the first prediction, whatever was changed because of them (of 57 rows of 8 sources, which",
-        "were in view while 0.3.0 was made, those of 0.3.0). No number of a prediction is made of them.",
-        "**This is the error to expect**: a job of yours is of a source that nobody here has studied",
-        "(`python -m validation.published.measured_experiments`).",
+        "**This is the error to expect of a job of yours**: the first predictions of "
+        f"{len(judged)} measured steps",
+        f"of {len({row.run.source for row in judged})} sources, as a careful user would write them "
+        "(57 rows of 8 sources: those of 0.3.0).",
+        "Nothing was fitted to them (`python -m validation.published.measured_experiments`).",
         "",
-        "The interval of 80 % beside every answer is as wide as these errors ask for; every source is judged",
-        "by intervals made of the other sources alone, over rows and as the mean of sources. Half of its",
-        "width is the median, as a part of the step. How it is made, and what it assumes:",
-        "`zsim/validated/spread.py`.",
+        "The 80 % interval of every answer is made from these errors; here each source is judged by",
+        "intervals made from the others. Half width: the median, as a part of the step",
+        "(`zsim/validated/spread.py`).",
         "",
         *_group_lines(judged, {**GROUPS, **_OF_BLIND}, is_studied=False),
         "",

@@ -56,7 +56,7 @@ AllowCode = Annotated[
 Tokens = Annotated[
     str | None, typer.Option(help="Tokens to train on (15T), for days and money: cost.tokens.")
 ]
-Samples = Annotated[str | None, typer.Option(help="Sequences of the data set, instead: cost.samples.")]
+Samples = Annotated[str | None, typer.Option(help="Rows of the data set, instead: cost.samples.")]
 Epochs = Annotated[float | None, typer.Option(help="How often they are trained on: cost.epochs.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")

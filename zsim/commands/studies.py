@@ -277,7 +277,7 @@ def tune(
 def rent(
     options: ExperimentOptions,
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on in all (20M, 1T).")] = None,
-    samples: Annotated[str | None, typer.Option(help="Sequences of the data set, instead.")] = None,
+    samples: Annotated[str | None, typer.Option(help="Rows of the data set, instead.")] = None,
     epochs: Annotated[float | None, typer.Option(help="How often they are trained on.")] = None,
     method: Annotated[
         str | None,

@@ -28,6 +28,7 @@ def page_of(file: str) -> str:
 
 _INTRODUCTION = (
     'Defaults are bold. Quantities have units: `"2 us"`, `"80 GiB"`, `"400 Gb/s"`, `"989 TFLOP/s"`, `"7 W"`.',
+    "Numbers are above 0 unless another bound is shown.",
     "[Completion in an editor](experiment.md#in-an-editor): `zsim schema`.",
     "",
 )
@@ -176,14 +177,16 @@ def _short_value(key: FileKey) -> str:
     if "at least" in limits and "at most" in limits:
         kind += f", {limits['at least']} to {limits['at most']}"
     else:
-        kind += ",".join(f" {_SHORT_LIMITS[word]} {limit}" for word, limit in limits.items())
+        shown_limits = {word: limit for word, limit in limits.items() if (word, limit) != ("above", "0")}
+        kind += ",".join(f" {_SHORT_LIMITS[word]} {limit}" for word, limit in shown_limits.items())
     if values:
         shown = ", ".join(f"**`{value}`**" if value == key.default else f"`{value}`" for value in values)
         kind = kind.replace("one of", shown)
     if key.is_required:
         return f"{kind}; required"
-    is_shown = not key.default or key.default in values
-    return kind if is_shown else f"{kind}; **{key.default}**"
+    if not key.default or key.default in values:
+        return kind
+    return f"**{key.default}**" if key.default in ("true", "false") else f"{kind}; **{key.default}**"
 
 
 def _value(key: FileKey) -> str:

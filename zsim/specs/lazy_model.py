@@ -131,11 +131,9 @@ class Table(FiniteTable):
     evidence: Evidence = Field(default="assumed", description="how far to trust them")
     measured_range: dict[str, tuple[float, float]] = Field(
         default_factory=dict,
-        description="what the measurements behind the numbers cover, by what varies (bytes, flops, ranks); "
-        "left out: not known",
+        description="range of the measurements, by what varies (bytes, flops, ranks); left out: not known",
     )
     spread: dict[str, tuple[float, float]] = Field(
         default_factory=dict,
-        description="what a number without a unit may be, from lowest to highest; the source says whence; "
-        "left out: the number alone",
+        description="lowest and highest value of numbers without a unit; left out: no range",
     )

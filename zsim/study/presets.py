@@ -21,6 +21,7 @@ from zsim.specs.model.spec import Attention, ModelSpec
 from zsim.specs.presets import gpu_preset_names, model_preset_names, topology_preset_names
 from zsim.specs.strategy.registry import kinds_in_order
 from zsim.validated.runs import ValidatedRun, validated_runs
+from zsim.validated.width import format_count
 
 SAME_SIZE = 1e-4  # a run of a model whose parameters differ by at most this fraction is one of its size
 _WIDTH = 79
@@ -59,7 +60,8 @@ class ModelPreset:
     def row(self) -> str:
         """One line of at most 79 columns."""
         active = f"{_billions(self.active_parameters)} active" if self.kind == "MoE" else ""
-        runs = f"{self.validated_runs} runs, {self.validated_error:.1%}" if self.validated_error else "-"
+        number = format_count(self.validated_runs, "run")
+        runs = f"{number}, {self.validated_error:.1%}" if self.validated_error else "-"
         size = _billions(self.parameters)
         return f"{self.name:<21} {size:>6} {active:<12} {self.family:<10} {self.kind:<7} {runs}".rstrip()
 

@@ -234,11 +234,12 @@ def test_optimizers_are_refused_by_what_they_are(tmp_path: Path) -> None:
 
 
 def test_what_matters_is_named_and_what_does_not_is_silent(tmp_path: Path) -> None:
-    lines = "lora_mlp_kernel: true\ntiled_mlp: true\nquux: 3\nhub_model_id: me/mine\nseed: 42\n"
+    lines = "lora_mlp_kernel: true\ntiled_mlp: true\nquux: 3\nmicro_batchsize: 2\nhub_model_id: me/mine\n"
+    lines += "seed: 42\n"
     notes = notes_of(read_text(tmp_path, FULL + lines))
     assert "lora_mlp_kernel (axolotl's fused adapters)" in notes
     assert "tiled_mlp (MLPs in tiles)" in notes
-    assert "not read: quux" in notes
+    assert "not read: micro_batchsize (did you mean 'micro_batch_size'?), quux" in notes
     assert "hub_model_id" not in notes
     assert "seed" not in notes
 

@@ -371,6 +371,7 @@ def test_simpo_has_pairs_and_no_reference(tmp_path: Path) -> None:
     found = read_text(tmp_path, FULL + "beta: 10\ngamma_beta_ratio: 0.5\n")
     assert (found.training.micro_batch_size, found.training.reference) == (4, None)
     assert "SimPO" in notes_of(found)
+    assert found.training.sequences_per_sample == 2
 
 
 @pytest.mark.parametrize(

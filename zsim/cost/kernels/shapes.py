@@ -9,7 +9,14 @@ from zsim.cost.kernels.layer_kernels import LayerKernelSet
 from zsim.cost.kernels.losses import EAGER, LossKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.images import SOUND_ROWS, SampledImages, SampleRows
-from zsim.specs.strategy.training import AttentionKind, Precision, TrainingConfig, layer_kernel_sets, losses
+from zsim.specs.strategy.training import (
+    AttentionKind,
+    PaddingMask,
+    Precision,
+    TrainingConfig,
+    layer_kernel_sets,
+    losses,
+)
 
 
 class TokenPart(Protocol):
@@ -113,6 +120,7 @@ class WorkOptions:
     expands_groups: bool = False
     calls_engine: bool = False
     has_fp32_stream: bool = False
+    padding_mask: PaddingMask | None = None
 
     @classmethod
     def of(cls, training: TrainingConfig) -> WorkOptions:
@@ -132,6 +140,7 @@ class WorkOptions:
             training.expands_groups,
             training.calls_engine,
             training.has_fp32_stream,
+            training.padding_mask,
         )
 
     @property

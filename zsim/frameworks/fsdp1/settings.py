@@ -29,8 +29,8 @@ class Fsdp1Table(FsdpTable):
     )
     backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = Field(
         default="BACKWARD_PRE",
-        description="when the next unit is gathered in backward: before or after the current "
-        "unit's, or when it is needed",
+        description="when backward gathers the next unit: before or after computing the current one, "
+        "or when needed",
     )
     forward_prefetch: bool = Field(
         default=False, description="the next unit is gathered before the current one is computed"

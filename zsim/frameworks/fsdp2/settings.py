@@ -23,14 +23,14 @@ class Fsdp2Table(FsdpTable):
     )
     reshard_after_forward: StrictBool | Count | None = Field(
         default=None,
-        description="whether a unit is freed between forward and backward; a number: kept sharded "
-        "over so many ranks; left out: all but the last",
+        description="free units after forward; a number: keep them sharded over so many ranks; left "
+        "out: all but the last",
     )
 
     defer_all_reduce: bool = Field(
         default=False,
-        description="HSDP's gradients are summed over the replicas after the last micro-batch only, of every "
-        "micro-batch over the ranks that shard (set_requires_all_reduce)",
+        description="HSDP's gradients are all-reduced after the last micro-batch only "
+        "(set_requires_all_reduce)",
     )
     offload_states: bool = Field(
         default=False,

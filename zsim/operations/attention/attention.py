@@ -14,6 +14,8 @@ from zsim.operations.attention.kernels import (
     attended_pairs,
     core_backward,
     core_forward,
+    is_masked,
+    mask_bytes,
     num_buffers,
     unpads,
 )
@@ -88,6 +90,8 @@ class Attention(AttentionCore, Operation):
         if self.context is not None:
             return sum(context.saved_tensors(self, shape, options))
         e, inputs = options.activation_bytes, self.query_elements + self.kept_key_value_elements
+        if is_masked(self, options):
+            return self._masked_bytes(shape, options)
         if options.attention == "flash":
             is_doubled = self.keeps_fused_projection(options)
             rotated = (self.num_heads + self.num_kv_heads) * self.qk_head_dim if is_doubled else 0
@@ -102,6 +106,15 @@ class Attention(AttentionCore, Operation):
         return shape.tokens * repeated_elements * e + self._score_bytes(
             shape, sum(self._bytes_per_score(options))
         )
+
+    def _masked_bytes(self, shape: BatchShape, options: WorkOptions) -> int:
+        """Bytes that fused attention keeps under a padding mask: q, keys and values of all heads, log-sum-exp
+        and the mask that the layer writes out. One that the model makes is kept once, and neglected.
+        """
+        elements = self.query_elements + self.num_heads * (self.qk_head_dim + self.v_head_dim)
+        token_bytes = elements * options.activation_bytes + self.num_heads * LOGSUMEXP_BYTES
+        mask = mask_bytes(shape, options) if options.padding_mask == "bool" else 0
+        return shape.tokens * token_bytes + mask
 
     def selective_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """The core keeps q, k and v and is run again in backward."""
@@ -150,7 +163,7 @@ class Attention(AttentionCore, Operation):
         """
         if not self.rotary or self.keeps_fused_projection(options):
             return output_bytes
-        if self.reads_keys:
+        if self.reads_keys or (is_masked(self, options) and self.num_kv_heads < self.num_heads):
             return 0
         values = self.num_kv_heads * self.v_head_dim * options.activation_bytes
         return shape.tokens * values if is_last else 0
@@ -184,7 +197,10 @@ class Attention(AttentionCore, Operation):
             inputs, summed = tokens * self.input_elements * e, tokens * self.output_elements * max(e, 4)
             return ModuleTensors((inputs, out), (inputs, summed), (out, inputs))
         expanded = (q, q) if self._expands_groups(options) else ()
-        kept = (q, q) if self.reads_keys else (q, k, k, q, k)
+        kept: Sizes = (q, q) if self.reads_keys else (q, k, k, q, k)
+        if is_masked(self, options):
+            values = tokens * self.num_heads * self.v_head_dim * e
+            kept, expanded = (q, q, values, mask_bytes(shape, options)), (q, values)
         return ModuleTensors(kept, (out, q, q), (out, q, k, k, *expanded))
 
     def keeps_fused_projection(self, options: WorkOptions) -> bool:
@@ -227,6 +243,7 @@ class Attention(AttentionCore, Operation):
         """Whether backward makes dk and dv for every query head, in the activations' type, and sums them up
         over the groups: FlashAttention-2 2.3 to 2.8.3 (csrc/flash_attn/flash_api.cpp `mha_bwd`,
         `mha_varlen_bwd`, `dk_expanded`), as does torch's copy of it
-        (ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
+        (ATen/native/transformers/cuda/flash_attn/flash_api.cpp). So does `repeat_kv` before a masked kernel.
         """
-        return options.expands_groups and self.num_kv_heads < self.num_heads
+        expands = options.expands_groups or is_masked(self, options)
+        return expands and self.num_kv_heads < self.num_heads

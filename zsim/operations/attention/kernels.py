@@ -21,6 +21,12 @@ over the batch, e and 1. In the fused kernel softcap and sinks are free. There a
 s^2 e; torch's memory-efficient kernel, which T5's `_supports_flash_attn = False` leaves) and its gradient
 written and summed up. The layer that makes the bias also sorts s^2 distances into buckets (15 operators of 8
 bytes).
+
+A padding mask (b s^2 e, for all heads) is read by torch's memory-efficient kernel or cuDNN's, which compute
+all pairs and take keys and values of all heads: transformers leaves causality to the mask and repeats them
+(`repeat_kv`; 5.x integrations/sdpa_attention.py `use_gqa_in_sdpa`, always before). A mask of booleans is
+written out as scores by every layer, e + 1 bytes each (torch ATen/native/transformers/attention.cpp
+`convert_boolean_attn_mask`).
 """
 
 from __future__ import annotations
@@ -142,7 +148,44 @@ def _unpad_kernels(
     )
 
 
+def is_masked(spec: AttentionCore, options: WorkOptions) -> bool:
+    """Whether fused attention is given a padding mask, with causality in it. Attention with a cap or sinks is
+    written out by transformers.
+    """
+    is_plain = spec.is_causal and spec.bias == "none" and not spec.softcaps and not spec.has_sinks
+    return options.padding_mask is not None and options.attention == "flash" and is_plain
+
+
+def mask_bytes(shape: BatchShape, options: WorkOptions) -> int:
+    """Bytes of the mask of all sequences, in the type of the scores. Heads share it."""
+    return shape.sequences * shape.sequence_length**2 * options.activation_bytes
+
+
+def _read_mask(kernel: Kernel, shape: BatchShape, options: WorkOptions) -> Kernel:
+    return replace(kernel, hbm_bytes=kernel.hbm_bytes + mask_bytes(shape, options))
+
+
+def expand_heads(spec: AttentionCore) -> AttentionCore:
+    """The core under a padding mask: keys and values of all heads, and all pairs."""
+    return replace(spec, num_kv_heads=spec.num_heads, is_causal=False, window=None, chunk=None)
+
+
+def _masked_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    (kernel,) = _flash_forward(expand_heads(spec), shape, options)
+    e = options.activation_bytes
+    cast = _scores_kernel(mask_bytes(shape, options) // e, options, e + 1, 1)
+    casts = (cast,) if options.padding_mask == "bool" else ()
+    return (*_repeat_kv(spec, shape, options), *casts, _read_mask(kernel, shape, options))
+
+
+def _masked_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    (kernel,) = _flash_backward(expand_heads(spec), shape, options)
+    return (_read_mask(kernel, shape, options), *_repeat_kv(spec, shape, options))
+
+
 def _flash_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    if is_masked(spec, options):
+        return _masked_forward(spec, shape, options)
     length, pairs = shape.sequence_length, _pairs(spec, shape)
     kernel = _fused_forward(spec, shape.sequences, length, length, pairs, options)
     kernel = _masked_kernel(spec, _split_by_document(kernel, shape))
@@ -205,6 +248,8 @@ def _fused_forward(
 
 
 def _flash_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    if is_masked(spec, options):
+        return _masked_backward(spec, shape, options)
     length, pairs = shape.sequence_length, _pairs(spec, shape)
     kernel = _fused_backward(spec, shape.sequences, length, length, pairs, options)
     kernel = _masked_kernel(spec, _split_by_document(kernel, shape))

@@ -188,6 +188,7 @@ def read_preferences(values: FileValues, loss: str, *, reference: str | None) ->
 def _double_rows(file: TrainingFile) -> None:
     """Make a micro-batch of rows one of two sequences each."""
     file.has_pairs = True
+    file.settings["training.sequences_per_sample"] = 2
     key = "training.micro_batch_size"
     table = file.settings if key in file.settings else file.defaults
     table[key] = 2 * table[key]

@@ -61,8 +61,8 @@ class FaultsTable(StrictTable):
     )
     slow_gpus: dict[str, Slowdown] = Field(
         default_factory=dict,
-        description='factor on the duration of kernels, by rank, "node4" or "node4.gpu2"; factors of one '
-        "GPU multiply; left out: none",
+        description='factor on the duration of kernels, by rank, "node4" or "node4.gpu2"; factors '
+        "multiply; left out: none",
     )
 
     @field_validator("links", mode="before")

@@ -43,11 +43,11 @@ class JitterTable(StrictTable):
     )
     kernel_sigma: Sigma | None = Field(
         default=None,
-        description="spread of a kernel's duration from rank to rank and step to step, as the "
-        "standard deviation of its logarithm; left out: published",
+        description="standard deviation of the logarithm of a kernel's duration, between ranks and "
+        "steps; left out: as published",
     )
     rank_sigma: Sigma | None = Field(
-        default=None, description="spread of GPUs of one type, likewise; left out: published"
+        default=None, description="the same between GPUs of one type; left out: as published"
     )
 
     @model_validator(mode="after")

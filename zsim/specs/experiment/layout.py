@@ -12,13 +12,20 @@ from zsim.specs.experiment.framework_resolver import resolver_of
 from zsim.specs.experiment.model_split import resolve_context_inner
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.experiment.training.attention import apply_attention, attention_of, runs_flash_2
+from zsim.specs.experiment.training.attention import (
+    apply_attention,
+    attention_of,
+    padding_mask_of,
+    padding_note,
+    runs_flash_2,
+)
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable, layer_weights
 from zsim.specs.strategy.requirement import phrase
 from zsim.specs.strategy.table import StrategyTable
+from zsim.specs.strategy.training import PaddingMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +44,10 @@ class Layout:
     """The cluster with only the types of nodes that the job is on, as all checks of GPUs see it."""
     runs_flash_2: bool
     """Whether FlashAttention-2 runs on any of the job's GPUs."""
+    padding_mask: PaddingMask | None = None
+    """The mask that attention is handed where sequences are padded."""
     notes: Sequence[str] = ()
-    """Notes on changes that the framework makes."""
+    """Notes on changes that the framework makes, and on attention's kernels."""
 
     @property
     def replicas(self) -> int:
@@ -62,6 +71,7 @@ def resolve_layout(
     )
     parallelism = _resolve_reduce_overlap(parallelism, table, requested)
     choices = [attention_of(experiment.training, table, [gpu], model, parallelism) for gpu in cluster.gpus]
+    mask = padding_mask_of(experiment.training, table, parallelism)
     type_indices = _types_in_use(cluster, placement)
     has_flash_2 = any(runs_flash_2(choices[kind], table, cluster.gpus[kind]) for kind in type_indices)
     full_cluster = apply_attention(cluster, choices)
@@ -76,7 +86,8 @@ def resolve_layout(
         full_cluster,
         job_cluster,
         has_flash_2,
-        extended.notes,
+        mask,
+        (*extended.notes, *padding_note(mask, [choices[kind] for kind in type_indices])),
     )
 
 

@@ -43,12 +43,11 @@ class PlacementTable(StrictTable):
     )
     nodes: tuple[Number, ...] | None = Field(
         default=None,
-        description='which nodes the job runs on, as a list or as in "0-7,32-39"; ranks are numbered in '
-        "this order; left out: as `policy` takes them",
+        description='nodes in the order of ranks, as a list or "0-7,32-39"; left out: by `policy`',
     )
     policy: Literal["packed", "spread", "random"] = Field(
         default="packed",
-        description="which nodes are taken: the first, equally many of every pod or leaf, or drawn by `seed`",
+        description="the first nodes, equally many of every pod or leaf, or drawn by `seed`",
     )
     seed: Number | None = Field(
         default=None,
@@ -56,8 +55,7 @@ class PlacementTable(StrictTable):
     )
     gpus_per_node: tuple[Count, ...] | None = Field(
         default=None,
-        description="GPUs that the job uses on each of its nodes, where they differ; left out: as many on "
-        "each",
+        description="GPUs used on each node; left out: equally many",
     )
 
     @field_validator("nodes", mode="before")

@@ -193,7 +193,7 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
         simulation=experiment.simulation,
         faults=experiment.faults,
         jitter=resolve_jitter(experiment.jitter),
-        cost=experiment.cost,
+        cost=experiment.cost and experiment.cost.in_sequences(experiment.training.sequences_per_sample),
     )
 
 
@@ -221,6 +221,7 @@ def _resolve_trained_model(
         layer_kernels=layer_kernels_of(requested, table, parallelism),
         expands_groups=layout.runs_flash_2 and has_grouped_heads(model),
         calls_engine=training_of(table.kind).has_engine_products(table),
+        padding_mask=layout.padding_mask,
     )
     check_reference(requested, table, config, parallelism)
     expert_split = _split_experts(model, table, layout.requested_parallelism)

@@ -52,8 +52,7 @@ class LengthLaw(StrictTable):
 
     law: LengthLawName | None = Field(
         default=None,
-        description='"constant", "uniform" (low to high), "exponential" or "lognormal"; left out: lognormal '
-        "where sigma is given, uniform where low and high are, else constant",
+        description="distribution; left out: lognormal with sigma, uniform with low and high, else constant",
     )
     mean: Annotated[float, Field(gt=0, le=2**27)] | None = Field(
         default=None, description="mean length, after the cap; left out: median, or low and high, say it"
@@ -69,8 +68,7 @@ class LengthLaw(StrictTable):
     low: Length | None = Field(default=None, description="shortest length; left out: 1")
     high: Length | None = Field(default=None, description="longest length; left out: the cap")
     values: Annotated[tuple[Length, ...], Field(min_length=1, max_length=100_000)] | None = Field(
-        default=None, description="lengths of real samples, drawn alike likely, in place of a law; left out: "
-        "the law",
+        default=None, description="lengths of real samples to draw from; left out: the law",
     )  # fmt: skip
 
     @model_validator(mode="after")
@@ -101,7 +99,7 @@ class GrowthTable(StrictTable):
 
     mean: Annotated[float, Field(gt=0, le=2**27)] = Field(description="mean length at the end of the growth")
     steps: Annotated[int, Field(gt=0, le=10**9, strict=True)] = Field(
-        description="steps from response.mean to this mean, which stays from then on"
+        description="steps from response.mean to this mean, then constant"
     )
     law: Literal["linear", "exponential"] = Field(
         default="linear", description="as many tokens more at every step, or as many percent"
@@ -150,12 +148,12 @@ class RolloutTable(StrictTable):
     )
     engine_version: str | None = Field(
         default=None,
-        description='its release, as "0.11": vLLM before 0.14, and before 0.25 under Ray, does not schedule '
-        "an iteration while the one before it runs; left out: a recent one",
+        description='release, as "0.11": vLLM before 0.14 (under Ray 0.25) schedules no iteration '
+        "ahead; left out: a recent one",
     )
     gpus: Count | None = Field(
         default=None,
-        description="GPUs of the rollout where it has its own, taken from the job's; left out: half of them",
+        description="GPUs of a separate rollout, from the job's; left out: half",
     )
     tensor: Count = Field(default=1, description="ranks of a replica that share every layer")
     expert: Count = Field(default=1, description="ranks that share a layer's experts; 1: as tensor has them")
@@ -179,7 +177,7 @@ class RolloutTable(StrictTable):
     kv_dtype: Literal["bf16", "fp16", "fp8"] = Field(default="bf16", description="type of keys and values")
     balance: Literal["static", "least-loaded"] | None = Field(
         default=None,
-        description="requests are assigned beforehand, or go to the replica with the fewest; left out: "
+        description="requests are assigned in advance, or to the replica with the fewest; left out: "
         "the framework's",
     )
     draft_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = Field(
@@ -202,13 +200,12 @@ class SyncTable(StrictTable):
 
     transport: Transport | None = Field(
         default=None,
-        description="shared memory of one GPU, broadcast by the trainer, shard to shard, files, or by way "
-        "of host memory; left out: the framework's for the placement",
+        description="shared GPU memory, the trainer's broadcast, shard to shard, files, or host "
+        "memory; left out: the framework's",
     )
     bucket: Bytes | None = Field(
         default=None,
-        description="bytes that are gathered and handed over at once, 0 for one parameter; left out: the "
-        "framework's",
+        description="bytes handed over at once, 0: one parameter; left out: the framework's",
     )
     every: Count = Field(default=1, description="steps between two syncs")
     overlap: StrictBool = Field(
@@ -227,7 +224,7 @@ class OffloadTable(StrictTable):
     )
     sleep_level: Literal[0, 1, 2] | None = Field(
         default=None,
-        description="the engine while training: 0 stays, 1 keeps its weights in host memory, 2 drops them; "
+        description="the engine while training: 0 stays, 1 weights on the host, 2 weights dropped; "
         "left out: the framework's",
     )
 
@@ -280,8 +277,8 @@ class RlTable(StrictTable):
     )
     placement: Placement = Field(
         default="colocated",
-        description="rollout and training in turn on the same GPUs, in turn on their own, or at the same "
-        "time on their own",
+        description="rollout and training in turn on the same GPUs, in turn on separate ones, or at "
+        "the same time on separate ones",
     )
     framework: str = Field(
         default_factory=default_workflow,
@@ -296,8 +293,8 @@ class RlTable(StrictTable):
     epochs: Count = Field(default=1, description="times that a rollout is trained on")
     batching: Batching | None = Field(
         default=None,
-        description="samples of a micro-batch of the trainer: up to the tokens of training.micro_batch_size "
-        "sequences, or micro_batch_size of them without padding or with it; left out: the framework's",
+        description="the trainer's micro-batches: packed up to a number of tokens, or "
+        "training.micro_batch_size samples, padded or not; left out: the framework's",
     )
     micro_batch_tokens: Count | None = Field(
         default=None,
@@ -305,38 +302,37 @@ class RlTable(StrictTable):
     )
     logprob_micro_batch_size: Count | None = Field(
         default=None,
-        description="samples of a micro-batch of passes without backward; left out: "
-        "training.micro_batch_size",
+        description="samples of a micro-batch without backward; left out: training.micro_batch_size",
     )
     logprob_micro_batch_tokens: Count | None = Field(
         default=None,
-        description="tokens of a packed micro-batch of passes without backward; left out: those of "
-        "logprob_micro_batch_size sequences, or of an update",
+        description="the same without backward; left out: those of logprob_micro_batch_size "
+        "sequences, or of an update",
     )
     reference: Literal["none", "resident", "host"] | None = Field(
         default=None,
-        description="the reference model: none, on the GPUs, or in host memory between its passes; left out: "
-        "as the algorithm and the framework have it",
+        description="reference model: none, on the GPUs, or on the host between passes; left out: the "
+        "algorithm's and framework's",
     )
     old_logprobs: Literal["recomputed", "rollout", "skipped"] | None = Field(
         default=None,
-        description="log-probabilities of the policy that generated: by a pass of the trainer, the engine's, "
-        "or none where every rollout is one update; left out: the framework's",
+        description="old log-probabilities: a pass of the trainer, the engine's, or none (one update "
+        "per rollout); left out: the framework's",
     )
     max_staleness: Annotated[float, Field(ge=0, le=64, strict=True)] | None = Field(
         default=None,
-        description="steps that a response may be older than the policy it trains; a fraction is the part of "
-        "the next step's prompts that may be one step old; left out: 0, with async 1",
+        description="steps that a response may be older than the policy; below 1: the part of the "
+        "prompts one step old; left out: 0, with async 1",
     )
     partial_rollout: StrictBool | None = Field(
         default=None,
-        description="responses that have not ended at a sync go on with the new weights, else they end "
-        "before it, or are dropped where over_sampling is above 1; left out: the framework's",
+        description="unfinished responses continue after a sync; false: they finish first, or with "
+        "over_sampling are dropped; left out: the framework's",
     )
     stream_prompts: Count | None = Field(
         default=None,
-        description="prompts that the trainer of an asynchronous loop takes at once, as soon as so many have "
-        "ended, whenever they were started; left out: those of a step, in the order of their starts",
+        description="asynchronous trainers take the first so many prompts that end; left out: those "
+        "of a step, in order of start",
     )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         default=1.0, description="prompts started for each one trained on"

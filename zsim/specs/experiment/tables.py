@@ -60,12 +60,11 @@ class TrainerTable(StrictTable):
     )
     holds_logits: Literal["no", "as they are", "in fp32"] = Field(
         default="no",
-        description="what the trainer still references during backward: nothing, the logits, or "
-        "their copy in fp32",
+        description="held during backward: nothing, the logits, or their fp32 copy",
     )
     unpads_attention: bool = Field(
         default=False,
-        description="attention gathers q, k and v by a padding mask, even without padding",
+        description="attention gathers q, k, v by a padding mask",
     )
     reads_sequence_lengths: bool = Field(
         default=False,
@@ -126,15 +125,15 @@ class CostTable(StrictTable):
     )
     samples: Annotated[Tokens, Field(ge=1, allow_inf_nan=False), AfterValidator(_whole)] | None = Field(
         default=None,
-        description="sequences of the data set; left out: `tokens`",
+        description="rows of the data set, of `training.sequences_per_sample` sequences each; left out: "
+        "`tokens`",
     )
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1.0, description="how often `tokens` or `samples` are trained on"
     )
     pue: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=1.0,
-        description="the data centre's power usage effectiveness: energy at its meter over energy "
-        "at its servers",
+        description="power usage effectiveness: energy at the meter over energy at the servers",
     )
     node_power: Watts = Field(default=0.0, description="what a node draws besides its GPUs")
 
@@ -147,16 +146,22 @@ class CostTable(StrictTable):
             raise ValueError("found epochs of no data set; expected tokens or samples beside them")
         return self
 
+    def in_sequences(self, sequences_per_sample: int) -> CostTable:
+        """The same run, with its samples counted in sequences."""
+        if self.samples is None or sequences_per_sample == 1:
+            return self
+        return self.model_copy(update={"samples": self.samples * sequences_per_sample})
+
     @property
     def given_tokens(self) -> float | None:
         """Tokens of all epochs. None where `tokens` are not given."""
         return None if self.tokens is None else self.tokens * self.epochs
 
-    def run_tokens(self, tokens_per_sample: float) -> float | None:
-        """Tokens of all epochs, of samples of so many tokens. None where neither tokens nor samples are
+    def run_tokens(self, tokens_per_sequence: float) -> float | None:
+        """Tokens of all epochs, of sequences of so many tokens. None where neither tokens nor samples are
         given.
         """
-        return self.given_tokens if self.samples is None else self.samples * self.epochs * tokens_per_sample
+        return self.given_tokens if self.samples is None else self.samples * self.epochs * tokens_per_sequence
 
 
 if TYPE_CHECKING:
@@ -193,11 +198,11 @@ class SimulationTable(StrictTable):
 
     every_micro_batch: bool = Field(
         default=True,
-        description="false: three micro-batches are simulated, and the others taken to be like the third",
+        description="false: simulate three micro-batches, the others like the third",
     )
     known_to_fit: bool = Field(
         default=False,
-        description="the job is known to have run, so torch's allocator is given all memory of its GPU",
+        description="the job has run, so torch's allocator gets all GPU memory",
     )
 
 
@@ -214,15 +219,13 @@ class ExperimentFile(StrictTable):
         return {"cluster": Cluster}
 
     model: str | dict[str, Any] | _Model = Field(
-        description="preset, Hub id, or path to a Hugging Face config.json; a table `extends` one of them "
-        "with keys of its own, or has all of a config.json; package.module:function (a torch module) with "
-        "--allow-code"
+        description="preset, Hub id, or path to a Hugging Face config.json; a table `extends` one, or "
+        "is a config.json; package.module:function with --allow-code"
     )
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
     nodes: Count | None = Field(
         default=None,
-        description="nodes of the job; their GPUs are all used; left out: as many as `gpus` fill, or "
-        "`placement` names",
+        description="nodes, with all their GPUs; left out: by `gpus` or `placement`",
     )
     gpus: Count | None = Field(
         default=None, description="GPUs of the job, if not whole nodes; left out: all of `nodes`"
@@ -268,7 +271,7 @@ class ExperimentFile(StrictTable):
     notes: tuple[str, ...] = Field(default=(), description="notes that every report repeats")
     program: Program | None = Field(
         default=None,
-        description="the program whose file this was, which limits what `zsim tune` proposes; left out: none",
+        description="program whose file this was; limits what `zsim tune` proposes; left out: none",
     )
 
 

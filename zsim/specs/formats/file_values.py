@@ -315,7 +315,7 @@ class FileValues:
 
     def _hint(self, key: str) -> str:
         """The declared key that an unknown one is a misspelling of, in brackets. Empty if there is none."""
-        if key in self.keys or not self.is_nested:
+        if key in self.keys:
             return ""
         section, _, name = key.rpartition(".")
         names = [entry.rpartition(".")[2] for entry in self.keys if entry.rpartition(".")[0] == section]

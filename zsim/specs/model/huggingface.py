@@ -175,27 +175,27 @@ class _Families(Mapping[str, ModelFamily]):
 
 FAMILIES: Mapping[str, ModelFamily] = _Families()
 
-_STATE_SPACES = "most of its layers are state spaces, of a kind that has no price in zsim"
+_STATE_SPACES = "most of its layers are state spaces"
 REFUSED_TYPES = {
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
     "falcon_mamba": _STATE_SPACES,
-    "rwkv": "its layers are RWKV-4's recurrence, which has no price in zsim",
-    "zamba": "blocks of attention that several layers share have no plan in zsim",
-    "mllama": "its layers of attention to the rows of images have no plan in zsim",
-    "phi4_multimodal": "its adapters by modality have no plan in zsim; its language model alone is a phi3",
-    "whisper": "a decoder that attends to an encoder of sound has no plan in zsim",
-    "zaya": "its attention with convolutions of queries and keys has no price in zsim",
-    "axk2": "its norms with gates of low rank have no price in zsim",
-    "hy_v4": "its hyper-connections around latent attention with sinks have no plan in zsim",
-    "dory": "its looped blocks with normalised weights have no plan in zsim",
-    "hrm_text": "its two stacks of blocks, which run several times, have no plan in zsim",
-    "dots3_note_text": "its gates of latent attention with two widths of heads have no plan in zsim",
-    "qwen4_exp": "its embeddings of hashed n-grams and hyper-connections of low rank have no plan in zsim",
-    "glm5_next": "its hyper-connections around Kimi delta and pooled sparse attention have no plan in zsim",
-    "mistral_large4": "its layers that attend to the latent keys of an earlier layer have no plan in zsim",
-    "inkling": "its scores of learned relative positions and its short convolutions have no price in zsim",
-    "muse_spark": "its gated residual and experts narrower than the model have no plan in zsim",
+    "rwkv": "its layers are RWKV-4's recurrence",
+    "zamba": "blocks of attention that several layers share",
+    "mllama": "its layers of attention to the rows of images",
+    "phi4_multimodal": "its adapters by modality; its language model alone is a phi3",
+    "whisper": "a decoder that attends to an encoder of sound",
+    "zaya": "its attention with convolutions of queries and keys",
+    "axk2": "its norms with gates of low rank",
+    "hy_v4": "its hyper-connections around latent attention with sinks",
+    "dory": "its looped blocks with normalised weights",
+    "hrm_text": "its two stacks of blocks, which run several times",
+    "dots3_note_text": "its gates of latent attention with two widths of heads",
+    "qwen4_exp": "its embeddings of hashed n-grams and hyper-connections of low rank",
+    "glm5_next": "its hyper-connections around Kimi delta and pooled sparse attention",
+    "mistral_large4": "its layers that attend to the latent keys of an earlier layer",
+    "inkling": "its scores of learned relative positions and its short convolutions",
+    "muse_spark": "its gated residual and experts narrower than the model",
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
@@ -238,7 +238,7 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     refused = str(config.get("model_type"))
     base_type = refused.removesuffix("_mm_model").removesuffix("_text")
     if reason := REFUSED_TYPES.get(refused, REFUSED_TYPES.get(base_type)):
-        raise NotSimulatedError(f"{source}: model type '{refused}': {reason}")
+        raise NotSimulatedError(f"{source}: model type '{refused}' is not simulated: {reason}")
     split = split_config(config, name, source, FAMILIES)
     values, where = split.text, split.where
     model_type = values.get("model_type")

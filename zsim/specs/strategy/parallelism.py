@@ -444,7 +444,7 @@ def _nearest_split(layers: int, parallelism: ParallelismConfig, first: int, last
             and ends != (first, last)
             and _can_split(stages, layers + sum(ends), parallelism, *ends)
         ):
-            return f"it would with first_stage_less_layers = {ends[0]} and last_stage_less_layers = {ends[1]}"
+            return f"they do with first_stage_less_layers = {ends[0]} and last_stage_less_layers = {ends[1]}"
     total = layers + first + last
     counts = [count for count in range(2, total + 1) if _can_split(count, total, parallelism, first, last)]
     nearest = min(counts, key=lambda count: abs(count - stages), default=1)

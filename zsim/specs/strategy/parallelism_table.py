@@ -120,7 +120,7 @@ class ParallelismTable(StrictTable):
     tensor: Count = Field(default=1, description="tensor-parallel ranks")
     sequence_parallel: StrictBool | None = Field(
         default=None,
-        description="norms and residuals on a part of the sequence each; left out: "
+        description="norms and residuals divided by sequence; left out: "
         + left_out("parallelism.sequence_parallel"),
     )
     async_tensor: StrictBool = Field(
@@ -131,8 +131,8 @@ class ParallelismTable(StrictTable):
     )
     gather_per_product: StrictBool = Field(
         default=False,
-        description="products that read one input reduce its gradient, and unless compiled gather it, each "
-        "by itself, as torch's `ColwiseParallel` alone does",
+        description="products of one input reduce its gradient (uncompiled: gather it) separately, as "
+        "torch's `ColwiseParallel` does",
     )
     loss_parallel: StrictBool = Field(
         default=True, description="each tensor-parallel rank computes the loss of its part of the vocabulary"
@@ -150,18 +150,18 @@ class ParallelismTable(StrictTable):
     )
     first_stage_less_layers: Number | None = Field(
         default=None,
-        description="fewer layers, for the embedding; left out: "
+        description="layers fewer, for the embedding; left out: "
         + left_out("parallelism.first_stage_less_layers"),
     )
     last_stage_less_layers: Number | None = Field(
         default=None,
-        description="fewer layers, for head and loss; left out: "
+        description="layers fewer, for head and loss; left out: "
         + left_out("parallelism.last_stage_less_layers"),
     )
     layers_per_stage: tuple[Number, ...] | None = Field(
         default=None,
-        description="layers of every stage, one number per virtual stage, in model order; 0: embedding, "
-        "head or nothing alone; left out: equal parts, but for the two keys above",
+        description="layers of each virtual stage, in model order; 0: only embedding or head; left "
+        "out: equal, but for the two keys above",
     )
     passes: Count = Field(
         default=1, description="pipeline passes per step, which divide its micro-batches evenly"
@@ -169,9 +169,9 @@ class ParallelismTable(StrictTable):
     context: Count = Field(default=1, description="context-parallel ranks")
     context_method: ContextMethod | None = Field(
         default=None,
-        description="how attention sees whole sequences; left out: the framework's own: "
+        description="how attention sees whole sequences; left out: "
         + left_out("parallelism.context_method")
-        + "; layers with a window need 'all-gather' or 'all-to-all', torch's are FlexAttention then",
+        + "; windows need all-gather (FlexAttention under torch) or all-to-all",
     )
     expert: Count = Field(default=1, description="expert-parallel ranks")
     expert_tensor: Count | None = Field(
@@ -180,7 +180,7 @@ class ParallelismTable(StrictTable):
         + left_out("parallelism.expert_tensor"),
     )
     dispatcher: Dispatcher | None = Field(
-        default=None, description="how tokens are dispatched to experts; left out: the framework's"
+        default=None, description="dispatch of tokens to experts; left out: the framework's"
     )
     capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="capacity of an expert over the mean load; left out: no limit"
@@ -189,14 +189,13 @@ class ParallelismTable(StrictTable):
         Annotated[float, Field(ge=1)] | tuple[Annotated[float, Field(ge=0)], ...] | str | None
     ) = Field(
         default=None,
-        description="rows of the fullest rank over the mean, 1 where balance is forced (by experts in turn "
-        "if the framework's option does so; a load per rank, all equal, draws them); a load per rank; the "
-        "name of a published spread; or 'seed:N'; left out: as measured of routers with so many experts, or "
-        "of padded experts in a run's first steps",
+        description="rows of the fullest rank over the mean (1: forced balance); or a load per rank "
+        "(equal loads are drawn), a published spread by name, or 'seed:N'; left out: as "
+        "measured of such routers",
     )
     expert_padding: bool = Field(
         default=False,
-        description="every expert's rows are padded to the fullest's, `expert_imbalance` times the mean, as "
+        description="experts' rows are padded to the fullest's, as "
         + phrase("parallelism.expert_padding")
         + " want them (without `expert`)",
     )

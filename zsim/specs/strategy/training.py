@@ -51,6 +51,7 @@ RecomputeModule = Literal[
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out"
 ]  # fmt: skip
 AttentionKind = Literal["flash", "math"]
+PaddingMask = Literal["bool", "scores"]
 if TYPE_CHECKING:
     CrossEntropy = str
 else:
@@ -151,6 +152,10 @@ class TrainingConfig:
     """
     calls_engine: bool = False
     """The blocks' products are layers of Transformer Engine."""
+    padding_mask: PaddingMask | None = None
+    """The mask of padded sequences that is handed to fused attention, whose kernel then computes all pairs:
+    of booleans, which each layer writes out as scores, or of scores, made once.
+    """
     has_fp32_stream: bool = False
     """The residual stream is fp32, since the embedding is, under autocast."""
     reference: Literal["copy", "base"] | None = None

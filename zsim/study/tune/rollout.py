@@ -120,13 +120,13 @@ class RolloutTuning(Displayable):
                 "engine",
                 "memory",
                 "step",
-                "training busy",
-                "rollout busy",
-                "fullest",
+                "trainer",
+                "engines",
                 "verdict",
             ),
             [_cells(candidate) for candidate in shown],
         )
+        yield "trainer, engines: the part of the step in which their GPUs are busy."
         yield ""
         for placement in placements:
             best = self.best_of(placement)
@@ -141,7 +141,9 @@ class RolloutTuning(Displayable):
                 "old in the mean, whose effect on learning is not predicted."
             )
         settings = self.best.settings
-        yield from paragraph(f"zsim run {settings}" if settings else "The experiment has the best already.")
+        yield from paragraph(
+            f"The options for it: {settings}" if settings else "The experiment has the best already."
+        )
 
 
 def tune_rollout(
@@ -261,7 +263,7 @@ def _label(candidate: RolloutCandidate) -> str:
 
 
 def _cells(candidate: RolloutCandidate) -> list[str]:
-    step, memory, job = candidate.result.step, candidate.result.memory, candidate.result.job
+    step, job = candidate.result.step, candidate.result.job
     utilization = (
         job.table.rollout.gpu_memory_utilization or job.framework.memory_utilization[job.table.placement]
     )
@@ -273,6 +275,5 @@ def _cells(candidate: RolloutCandidate) -> list[str]:
         format_seconds(candidate.seconds),
         f"{100 * step.busy_training:.0f} %",
         f"{100 * step.busy_rollout:.0f} %",
-        max(memory, key=lambda phase: memory[phase].total).replace("_", " "),
         candidate.result.verdict.word,
     ]

@@ -21,8 +21,8 @@ class DeepSpeedTable(StrategyTable):
     kind: Literal["deepspeed"] = Field(description="whose data parallelism")
     stage: Literal[0, 1, 2, 3] | None = Field(
         default=None,
-        description="the ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; left "
-        "out: as `config` says, which is then needed",
+        description="ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; left "
+        "out: that of `config`",
     )
     config: str | dict[str, Any] | None = Field(
         default=None,
@@ -34,7 +34,7 @@ class DeepSpeedTable(StrategyTable):
     )
     version: str = Field(default="0.19.8", description="the release whose behaviour and defaults apply")
     fetches_one_by_one: bool = Field(
-        default=False, description="stage 3 gathers parameters one after the other, none ahead, as before 0.6"
+        default=False, description="stage 3 gathers parameters one by one, as before 0.6"
     )
     scatters_after_backward: bool = Field(
         default=False, description="stage 1 scatters whole gradients after backward, as before 0.4"
@@ -49,38 +49,36 @@ class DeepSpeedTable(StrategyTable):
 
     leaf_modules: tuple[str, ...] = Field(
         default=(),
-        description="classes that the script has stage 3 fetch whole, `deepspeed.utils.set_z3_leaf_modules` "
-        'or Accelerate\'s `deepspeed_moe_layer_cls_names`: "MixtralSparseMoeBlock"',
+        description="classes that stage 3 fetches whole (`set_z3_leaf_modules`, "
+        '`deepspeed_moe_layer_cls_names`), as "MixtralSparseMoeBlock"',
     )
     tile_numel: Count | None = Field(
         default=None,
-        description="linear layers with more weights are `deepspeed.zero.TiledLinear`, with tiles of at "
-        "most this many; left out: none are",
+        description="largest tile, in weights, of `deepspeed.zero.TiledLinear`; left out: no tiles",
     )
     zero_init: bool = Field(
         default=True,
-        description="a stage-3 model is built sharded, as transformers' Trainer does; false: every "
-        "GPU first holds all of it",
+        description="stage 3 builds the model sharded, as the Trainer does; false: every GPU first "
+        "holds all of it",
     )
     delayed_parameter_update: bool = Field(
         default=False,
-        description="the CPU's update runs a step late, beside the next step (ZeRO-Offload, "
-        "section 5.2); in no release",
+        description="the CPU's update overlaps the next step (ZeRO-Offload, section 5.2); in no release",
     )
     host_gradient_sums: bool = Field(
         default=True,
-        description="stage 3 with `offload_optimizer` keeps sums of 16-bit gradients in host memory, as all "
-        "releases do; false: ZeRO-Infinity as published, whose gradients go to their fp32 home at once",
+        description="stage 3 with `offload_optimizer` sums 16-bit gradients on the host, as all "
+        "releases do; false: ZeRO-Infinity as published",
     )
     optimizer_step: Count | None = Field(
         default=None,
-        description="the step that is simulated, from 1 on, where `optimizer.type` is OneBitAdam, OneBitLamb "
-        "or ZeroOneAdam, whose steps differ; left out: one that reduces signs, once phases change no more",
+        description="the step simulated under OneBitAdam, OneBitLamb or ZeroOneAdam, from 1 on; left "
+        "out: a compressed one of the last phase",
     )
     expert_layer: Literal["autoep", "moe"] | None = Field(
         default=None,
-        description="whose layer has the routed experts: AutoEP's, or `deepspeed.moe.layer.MoE`; left out: "
-        "AutoEP's if the file enables it, else the latter if experts are spread over ranks",
+        description="whose expert layer: AutoEP's, or `deepspeed.moe.layer.MoE`; left out: AutoEP's "
+        'if enabled, else "moe" if `expert` is above 1',
     )
     drops_tokens: bool = Field(
         default=True,

@@ -94,7 +94,7 @@ class MegatronTable(StrategyTable):
     )
     fsdp_unit_size: Annotated[int, Field(gt=0, strict=True)] | None = Field(
         default=None,
-        description="elements of gradients in flight under Megatron-FSDP; twice as many are gathered ahead; "
+        description="Megatron-FSDP: gradient elements in flight; twice as many are gathered ahead; "
         "left out: a billion, or two layers",
     )
     fsdp_double_buffer: StrictBool = Field(
@@ -104,7 +104,7 @@ class MegatronTable(StrategyTable):
         default=False, description="separate communicators for gathers and reductions"
     )
     gradient_reduce_div_fusion: StrictBool = Field(
-        default=True, description="NCCL scales fp32 gradients as it sums them up, under Megatron-FSDP"
+        default=True, description="Megatron-FSDP: NCCL scales fp32 gradients as it sums"
     )
     keep_fp8_transpose_cache: StrictBool = Field(
         default=False, description="Megatron-FSDP keeps the transposed copies of fp8 weights"
@@ -147,8 +147,7 @@ class MegatronTable(StrategyTable):
     )
     micro_batch_group: Annotated[int, Field(gt=0, strict=True)] | None = Field(
         default=None,
-        description="micro-batches that a chunk runs before the next chunk; left out: as many as "
-        "pipeline ranks",
+        description="micro-batches of a chunk before the next chunk; left out: pipeline ranks",
     )
     fp8_param_gather: StrictBool = Field(
         default=False, description="the weights of fp8 products are kept and gathered in fp8"
@@ -165,8 +164,7 @@ class MegatronTable(StrategyTable):
     )
     enable_experimental: StrictBool = Field(
         default=False,
-        description="experimental kernels: with moe_permute_fusion and DeepEP, the host does not wait for"
-        " the routing map",
+        description="experimental kernels: with moe_permute_fusion and DeepEP no wait for the routing map",
     )
     moe_router_padding: StrictBool = Field(
         default=False,
@@ -193,8 +191,8 @@ class MegatronTable(StrategyTable):
     )
     deterministic_mode: StrictBool = Field(
         default=False,
-        description="deterministic kernels: more host time; FlashAttention-2's before Hopper, and on "
-        "Blackwell with dropout",
+        description="deterministic kernels (FlashAttention-2's before Hopper, and on Blackwell with "
+        "dropout); more host time",
     )
     distribute_saved_activations: StrictBool = Field(
         default=False,
@@ -206,7 +204,7 @@ class MegatronTable(StrategyTable):
     )
     test_mode: StrictBool = Field(
         default=False,
-        description="every layer compares the norms of its queries and keys with other ranks' in forward",
+        description="forward compares norms of queries and keys between ranks",
     )
     layer_wise_optimizer: StrictBool = Field(
         default=False,
@@ -232,7 +230,7 @@ class MegatronTable(StrategyTable):
     )
     transformer_impl: Literal["transformer_engine", "local"] = Field(
         default="transformer_engine",
-        description="modules of Transformer Engine, or Megatron's own, which need less host time",
+        description="whose modules; Megatron's own need less host time",
     )
 
     @property

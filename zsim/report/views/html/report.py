@@ -132,8 +132,8 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
             mfu_text += f" {report.mfu_peak}, {format_flops(report.work.peak_flops_per_second or 0.0)}"
         hfu_text = "with recomputation"
         if report.work.is_much_masked:
-            mfu_text += f"; unmasked {format_percent(report.masked_mfu_fraction)}"
-            hfu_text += f"; unmasked {format_percent(report.masked_hfu_fraction)}"
+            mfu_text += f"; causal {format_percent(report.masked_mfu_fraction)}"
+            hfu_text += f"; causal {format_percent(report.masked_hfu_fraction)}"
         yield "MFU", format_percent(report.mfu_fraction), mfu_text
         yield "HFU", format_percent(report.hfu_fraction), hfu_text
     capacity_text = f"of {format_bytes(capacity)}, {format_percent(peak / capacity)}" if capacity else "peak"

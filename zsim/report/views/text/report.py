@@ -197,8 +197,8 @@ def _speed(report: Report) -> RichTable:
     mfu = f"{format_percent(report.mfu_fraction)} {report.mfu_peak}".rstrip()
     hfu = format_percent(report.hfu_fraction)
     if report.work.is_much_masked and report.mfu_fraction is not None:
-        mfu += f" (unmasked {format_percent(report.masked_mfu_fraction)})"
-        hfu += f" (unmasked {format_percent(report.masked_hfu_fraction)})"
+        mfu += f" (causal {format_percent(report.masked_mfu_fraction)})"
+        hfu += f" (causal {format_percent(report.masked_hfu_fraction)})"
     table.add_row("step", format_seconds(report.step_seconds), "MFU", mfu)
     table.add_row("tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", hfu)
     if report.allocator is not None and report.allocator.retries:

@@ -34,7 +34,7 @@ class _SamplesTable(StrictTable):
         ge=0,
         le=_MAX_COUNT,
         allow_inf_nan=False,
-        description="mean number in a sample, of the law; left out: for `counts`",
+        description="mean number in a sample; left out: see `counts`",
     )
     law: Literal["constant", "poisson"] = Field(
         default="constant", description="law that a sample's number is drawn from"
@@ -43,8 +43,7 @@ class _SamplesTable(StrictTable):
         default=None,
         min_length=1,
         max_length=_MAX_COUNT,
-        description="numbers of samples, from which each sample's is drawn, 0 for one of text alone; left "
-        "out: for `per_sample`",
+        description="numbers that a sample's is drawn from, 0 for text alone; left out: see `per_sample`",
     )
     seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")
 
@@ -87,8 +86,7 @@ class ImagesTable(_SamplesTable):
         default=None,
         min_length=1,
         max_length=100,
-        description="widths and heights of images in pixels, from which each image's are drawn; left out: "
-        "for images of one size",
+        description="widths and heights in pixels that an image's are drawn from; left out: one size",
     )
     min_pixels: Pixels | None = Field(
         default=None, description="smallest area that images are scaled to; left out: the model's"

@@ -18,6 +18,7 @@ are cut at `sequence_length`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -83,6 +84,19 @@ class LengthsTable(StrictTable):
         default=True, description="tokens attend only to their own document"
     )
     seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")
+
+
+def has_padding(table: LengthsTable, sequences: int, max_length: int | None) -> bool:
+    """Whether micro-batches of so many sequences have padding, as a rule."""
+    if table.batching != "padded":
+        return False
+    if table.documents is None and not (table.law == "constant" and table.mean):
+        return sequences > 1 or table.pad_to > 1
+    top = inf if max_length is None else max_length
+    lengths = {min(length, top) for length in table.documents or (max(1, round(table.mean or 1)),)}
+    longest = min(-(-max(lengths) // table.pad_to) * table.pad_to, top)
+    is_rounded_up = any(length % table.pad_to and length < top for length in lengths)
+    return is_rounded_up or (sequences > 1 and min(lengths) < longest)
 
 
 def check_lengths(table: LengthsTable) -> None:

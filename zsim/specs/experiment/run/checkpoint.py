@@ -53,46 +53,44 @@ class CheckpointTable(FiniteTable):
 
     every: int | str = Field(
         default="auto",
-        description='interval of the most frequent kind of save, in steps or time; "auto": that of '
-        "the fewest days",
+        description='interval of saves (with two tiers: of the first), in steps or time; "auto": the best',
     )
     mode: CheckpointMode = Field(
         default="sync",
-        description="what training waits for: all is written, all is staged in host memory, or a "
-        "copy in a peer's memory or on the node's drives",
+        description="what training waits for: writing, staging in host memory, or a copy in a peer's "
+        "memory or on the node's drives",
     )
     remote_every: int | str | None = Field(
         default=None,
-        description="how often a save of two tiers reaches the store; left out: as often as would be best "
-        "without the first tier, and as the store takes it",
+        description="how often a save of two tiers reaches the store; left out: the best interval "
+        "without the first tier that the store can take",
     )
     staging: Staging = Field(
         default="pageable", description="host memory that state is copied to, as torch's `async_save` has it"
     )
     writer: Writer = Field(
         default="thread",
-        description="who writes in the background: a thread, which slows the host's launches, or a process",
+        description="background writer: a thread, which slows launches, or a process",
     )
     format: CheckpointFormat | None = Field(
         default=None,
-        description="whose files; left out: the framework's own. universal: "
+        description="whose files; universal: "
         + phrase("run.checkpoint.format")
-        + ", which are converted before each load, so that any number of ranks can",
+        + ", converted before each load, for any number of ranks; left out: the framework's",
     )
     threads: _Steps = Field(default=1, description="threads of a rank that write, each its own file")
     single_file_per_rank: bool = Field(
         default=True,
-        description="a rank, or each of its threads, writes one file; false: a file per tensor. As "
+        description="one file per rank or thread; false: per tensor; "
         + phrase("run.checkpoint.single_file_per_rank"),
     )
     saves_16bit_model: bool = Field(
         default=False,
-        description="parameters are also gathered into one file, as "
-        + phrase("run.checkpoint.saves_16bit_model"),
+        description="also gathers parameters into one file, as " + phrase("run.checkpoint.saves_16bit_model"),
     )
     plan_caching: bool = Field(
         default=False,
-        description="plans and shapes are kept from save to save: " + phrase("run.checkpoint.plan_caching"),
+        description="plans are kept between saves: " + phrase("run.checkpoint.plan_caching"),
     )
     keep: _Steps | None = Field(
         default=None, description="saves that are kept; left out: " + left_out("run.checkpoint.keep")

@@ -50,22 +50,21 @@ class CauseTable(FiniteTable):
         default=None, description="rate of this cause; left out: `share`"
     )
     keeps_node: bool = Field(
-        default=False, description="nothing is replaced: the processes or the machine start again"
+        default=False, description="no node is replaced: processes or the machine restart"
     )
     nodes: _Nodes = Field(default=1, description="nodes that fail together")
     repair: Duration | None = Field(
         default=None, description="mean time until the node is back; left out: that of all failures"
     )
     repair_median: Duration | None = Field(
-        default=None, description="median of a lognormal law of repair; left out: an exponential law"
+        default=None, description="median of lognormal repair times; left out: exponential"
     )
     detect: Duration | None = Field(
         default=None, description="time until detection; left out: that of [run.recovery]"
     )
     found_later: Duration | None = Field(
         default=None,
-        description="silent corruption: time until it is found, which spoils all saves between; left out:"
-        " none",
+        description="silent corruption: time until detection; saves in between are lost; left out: none",
     )
 
     @model_validator(mode="after")
@@ -84,13 +83,12 @@ class FailuresTable(Table):
 
     preset: str | None = Field(
         default=None,
-        description="a published fleet by name, which the other keys change; left out: the other keys "
-        'alone; without the table "typical"',
+        description="published fleet, changed by the other keys; left out: the other keys; without "
+        'the table "typical"',
     )
     per_1000_node_days: _Rate | None = Field(
         default=None,
-        description="interruptions per 1,000 days of a node of 8 GPUs; other nodes count by their GPUs; "
-        'left out: that of the causes, else of "typical"',
+        description='interruptions per 1,000 days of 8 GPUs; left out: by `causes`, else as "typical"',
     )
     law: FailureLaw = Field(default="exponential", description="distribution of the time between failures")
     shape: Annotated[float, Field(ge=0.2, le=10)] | None = Field(
@@ -125,7 +123,7 @@ class FailuresTable(Table):
     repair: Duration = Field(default=6 * 3600.0, description="mean time until a node is back")
     repair_median: Duration | None = Field(
         default=3600.0,
-        description="median of a lognormal law of repair; left out beside `repair`: an exponential law",
+        description="median of lognormal repair times; left out with `repair` given: exponential",
     )
     planned_per_day: _Rate = Field(default=0.0, description="planned stops, with a save first")
     planned_takes: Duration = Field(default=0.0, description="time of a planned stop")
@@ -243,8 +241,7 @@ class RecoveryTable(FiniteTable):
 
     policy: RecoveryPolicy = Field(
         default="restart",
-        description="what happens: all restart, fewer nodes go on, processes stay, or the other "
-        "replicas go on (torchft)",
+        description="all restart, fewer nodes continue, processes stay, or other replicas continue (torchft)",
     )
     detect: Duration | None = Field(
         default=None,
@@ -258,7 +255,8 @@ class RecoveryTable(FiniteTable):
         default=None, description="time until such a collective gives up; left out: the framework's own"
     )
     restart: Duration | None = Field(
-        default=None, description="processes, communicators, compilation, first step; left out: simulated"
+        default=None,
+        description="time of processes, communicators, compilation, first step; left out: simulated",
     )
     swap: Duration = Field(default=60.0, description="time to bring a spare in")
     spares: _Count = Field(default=0, description="nodes that wait to replace others")

@@ -45,12 +45,12 @@ class StorageTable(Table):
 
     preset: str | None = Field(
         default=None,
-        description="a published store by name, which the other keys change; left out: the other keys "
-        'alone; without the table "writers"',
+        description="published store, changed by the other keys; left out: the other keys; without "
+        'the table "writers"',
     )
     write_bandwidth_per_writer: BytesPerSecond | None = Field(
         default=None,
-        description="of one thread of a rank, from tensor to store; a bandwidth left out is no limit",
+        description="of one thread of a rank, from tensor to store; left out: no limit",
     )
     write_bandwidth_per_node: BytesPerSecond | None = Field(
         default=None, description="of one node; left out: no limit"
@@ -115,7 +115,7 @@ class LocalTrainingTable(StrictTable):
     every: _Count = Field(default=40, description="inner steps in which every parameter is averaged once")
     fragments: _Count = Field(default=1, description="parts of the model that take turns (diloco)")
     delay: Annotated[int, Field(ge=0, strict=True)] = Field(
-        default=0, description="inner steps that a fragment's averaging may take beside them (diloco)"
+        default=0, description="inner steps that overlap a fragment's averaging (diloco)"
     )
 
     @model_validator(mode="after")

@@ -8,12 +8,13 @@ from zsim.errors import InputError
 from zsim.operations.attention.attention import Attention
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, select_attention_variant
+from zsim.specs.experiment.data.lengths import has_padding
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import AttentionChoice, TrainingTable
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
-from zsim.specs.strategy.training import AttentionKind, Precision
+from zsim.specs.strategy.training import AttentionKind, PaddingMask, Precision
 
 HOPPER = 9.0
 _AMPERE, _BLACKWELL = 8.0, 10.0  # compute capability
@@ -31,6 +32,9 @@ def attention_of(
     torch's scaled_dot_product_attention chooses on Hopper, unless the framework's layers choose themselves.
     """
     framework = training_of(strategy.kind)
+    if padding_mask_of(table, strategy, parallelism) is not None:
+        takes_cudnn = table.attention is None and has_cudnn_attention(gpus) and _prefers_cudnn(gpus)
+        return "cudnn" if takes_cudnn and _torch_takes_cudnn(model) else "efficient"
     if framework.calls_torch_attention and table.attention is None:
         lengths = table.lengths  # documents apart are a mask; padded ones are too
         is_plain = lengths is None or (
@@ -40,6 +44,42 @@ def attention_of(
         if kernels == "torch" and is_plain and has_cudnn_attention(gpus) and is_hopper(gpus):
             return "cudnn" if _torch_takes_cudnn(model) else None
     return framework.choose_attention(table, strategy, gpus, model)
+
+
+def padding_mask_of(
+    table: TrainingTable, strategy: StrategyTable, parallelism: ParallelismConfig
+) -> PaddingMask | None:
+    """The mask that transformers hands to torch's scaled_dot_product_attention. None where it hands none.
+
+    It makes a mask of a batch with padding, and none where every token is real, so that FlashAttention may
+    run (4.36 to 5.x `_ignore_causal_mask_sdpa`, modeling_attn_mask_utils.py, masking_utils.py from 4.53 on).
+    FlashAttention takes no mask (torch sdp_utils_cpp.h `check_for_attn_mask`): the memory-efficient kernel
+    does, and cuDNN's, which torch prefers on Hopper and Blackwell's data-centre GPUs from 2.11 on. Before
+    4.53 the mask is one of scores, made once (modeling_llama.py `_update_causal_mask`), later of booleans
+    (masking_utils.py `sdpa_mask`). That a padded micro-batch may have no padding by chance is neglected.
+    """
+    lengths = table.lengths
+    is_asked_for = table.attention is not None and "attention" in table.model_fields_set
+    is_eager = table.attention == "math" or table.transformers is None or table.compile
+    is_theirs = training_of(strategy.kind).calls_torch_attention and parallelism.context == 1
+    if lengths is None or not is_theirs or is_eager or (is_asked_for and table.attention != "efficient"):
+        return None
+    if not has_padding(lengths, table.micro_batch_size or 1, table.sequence_length):
+        return None
+    return "bool" if release_number(table.transformers or "") >= (4, 53) else "scores"
+
+
+def padding_note(mask: PaddingMask | None, choices: Sequence[AttentionChoice | None]) -> tuple[str, ...]:
+    """The note of the kernels that run under a padding mask, and of what would run without one."""
+    if mask is None:
+        return ()
+    names = {"efficient": "torch's memory-efficient kernel", "cudnn": "cuDNN's kernel"}
+    kernels = " and ".join(dict.fromkeys(names[choice] for choice in choices if choice in names))
+    return (
+        f"attention of padded micro-batches is given a mask and runs in {kernels} over all pairs of tokens, "
+        'with keys and values repeated for all heads; training.lengths.batching = "packed", or '
+        'training.attention = "flash2", would leave half of the pairs or fewer',
+    )
 
 
 def runs_flash_2(choice: AttentionChoice | None, strategy: StrategyTable, gpu: Gpu) -> bool:
@@ -58,9 +98,24 @@ def runs_flash_2(choice: AttentionChoice | None, strategy: StrategyTable, gpu: G
     return choice in (None, "flash") and int(gpu.compute_capability) not in (HOPPER, _BLACKWELL)
 
 
+def release_number(release: str) -> tuple[int, ...]:
+    """The numbers of a release."""
+    return tuple(int(part) for part in release.split("."))
+
+
+def has_efficient_default(gpus: Sequence[Gpu]) -> bool:
+    """Whether torch's scaled_dot_product_attention runs the memory-efficient kernel, masked or not: NVIDIA's
+    GPUs before Ampere (sdp_utils.cpp `check_flash_attention_hardware_support`)."""
+    return all(gpu.vendor == "nvidia" and is_before(gpu, _AMPERE) for gpu in gpus)
+
+
 def has_cudnn_attention(gpus: Sequence[Gpu]) -> bool:
     """Whether the GPUs' files have curves of cuDNN's fused attention."""
     return all(gpu.vendor == "nvidia" and "cudnn" in gpu.attention.variants for gpu in gpus)
+
+
+def _prefers_cudnn(gpus: Sequence[Gpu]) -> bool:
+    return all(int(gpu.compute_capability or 0) in (HOPPER, _BLACKWELL) for gpu in gpus)
 
 
 def is_hopper(gpus: Sequence[Gpu]) -> bool:
@@ -113,8 +168,8 @@ def is_before(gpu: Gpu, capability: float) -> bool:
 def apply_attention(cluster: Cluster, choices: Sequence[AttentionChoice | None]) -> Cluster:
     """The cluster with its GPUs running each type's generation of fused attention.
 
-    It is unchanged for None, "flash" and "math", and for "flash2" on GPUs whose files have that curve as
-    their own, as those of NVIDIA's GPUs before Blackwell.
+    It is unchanged for None, "flash" and "math", for "flash2" on GPUs whose files have that curve as their
+    own, as those of NVIDIA's GPUs before Blackwell, and for "efficient" on those before Ampere.
     """
     if all(choice in (None, "flash", "math") for choice in choices):
         return cluster
@@ -128,6 +183,9 @@ def _apply_choice(gpu: Gpu, choice: AttentionChoice | None) -> Gpu:
         return gpu
     if choice == "flash2":
         return _flash_2_gpu(gpu)
+    has_curve = gpu.vendor == "nvidia" and "efficient" in gpu.attention.variants
+    if choice == "efficient" and (not has_curve or is_before(gpu, _AMPERE)):
+        return gpu  # the curve of its file is that kernel's, or stands for it
     if choice == "flash2-deterministic":
         return _deterministic_flash_2_gpu(gpu)
     if choice == "cudnn-deterministic":
@@ -170,6 +228,8 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
         return "flash" if gpu.supports_flash_attention and is_possible else "math"
     if choice == "math":
         return "math"
+    if choice == "efficient" and all(gpu.vendor in ("nvidia", "amd") for gpu in cluster.gpus):
+        return "flash"
     if not gpu.supports_flash_attention:
         raise InputError(f"training.attention: GPU '{gpu.name}' does not support 'flash'; expected 'math'")
     if precision == "fp32" and gpu.vendor != "cpu":

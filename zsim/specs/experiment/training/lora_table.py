@@ -46,13 +46,13 @@ class LoraTable(StrictTable):
     )
     targets: _Pattern | Literal["all-linear"] | tuple[str, ...] | None = Field(
         default=None,
-        description='names of modules or their ends, or "all-linear"; a string is a pattern; left out: '
-        f"those that PEFT takes for the model's family, or {phrase('training.lora.targets')}",
+        description='ends of module names, "all-linear", or a string as a pattern; left out: '
+        f"PEFT's choice for the model, or {phrase('training.lora.targets')}",
     )
     target_parameters: tuple[str, ...] = Field(
         default=(),
-        description="ends of names of routed experts' stacked weights, such as experts.gate_up_proj; PEFT "
-        "merges adapters into them in every forward",
+        description="ends of names of experts' stacked weights, as experts.gate_up_proj; PEFT merges "
+        "adapters in every forward",
     )
     share_expert_adapters: bool = Field(
         default=True,
@@ -62,26 +62,23 @@ class LoraTable(StrictTable):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
     stacked_dropout: Literal[0] | None = Field(
         default=None,
-        description="0 where a program leaves dropout out before adapters on stacked weights, which PEFT "
-        "refuses to have there; left out: `dropout`",
+        description="0: no dropout before adapters on stacked weights, as PEFT demands; left out: `dropout`",
     )
     quantized: Literal["nf4", "int8"] | None = Field(
         default=None,
-        description="the frozen products' weights in bitsandbytes' 4 bits, or its 8 (LLM.int8); left out: "
-        "not quantized",
+        description="frozen weights in bitsandbytes' 4 bits, or 8 (LLM.int8); left out: not quantized",
     )
     double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
     quantize_experts: bool = Field(
         default=False,
-        description="the stacked weights of routed experts in 4 bits as well (bitsandbytes' "
-        "`replace_parameter_4bit`), dequantized in every forward",
+        description="experts' stacked weights in 4 bits as well (`replace_parameter_4bit`), "
+        "dequantized in every forward",
     )
     preparation: Literal["peft", "none"] | None = Field(
         default=None,
-        description="what becomes of the weights that are not quantized: PEFT's "
-        "`prepare_model_for_kbit_training` casts them to fp32, and with the embedding what follows it; left "
-        f"out: PEFT's {phrase('training.lora.preparation')}, none with unsloth's loss, a `frozen_dtype` or "
-        "stacked experts",
+        description='"peft": `prepare_model_for_kbit_training` casts unquantized weights and activations '
+        f'to fp32; left out: "peft" {phrase("training.lora.preparation")}, "none" with unsloth\'s loss, '
+        "`frozen_dtype` or stacked experts",
     )
     dtype: Literal["fp32", "bf16"] | None = Field(
         default=None,

@@ -18,6 +18,8 @@ from pydantic import BaseModel
 from zsim.errors import InputError, did_you_mean
 from zsim.files import preset_table
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.experiment.training.attention import has_efficient_default, release_number
 from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES, training_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
@@ -122,9 +124,9 @@ def _releases_in(
 
 
 def _holds(entry: Mapping[str, Any], release: str, experiment: Experiment) -> bool:
-    number, when = _number(release), entry.get("when", {})
-    is_in_range = _number(entry.get("since", "0")) <= number and (
-        "before" not in entry or number < _number(entry["before"])
+    number, when = release_number(release), entry.get("when", {})
+    is_in_range = release_number(entry.get("since", "0")) <= number and (
+        "before" not in entry or number < release_number(entry["before"])
     )
     return is_in_range and not _is_set(experiment, entry["key"]) and _matches(when, experiment)
 
@@ -143,19 +145,17 @@ def _value(entry: Mapping[str, Any], release: str, experiment: Experiment, clust
     assert entry["key"] == _ATTENTION
     if experiment.training.precision == "fp32":
         return None
-    is_fused = all(gpu.supports_flash_attention for gpu in cluster.gpus)
-    return next(
-        (
-            name
-            for name in value
-            if is_fused and (name == "flash" or all(name in gpu.attention.variants for gpu in cluster.gpus))
-        ),
-        None,
+    return next((name for name in value if _runs(name, cluster.gpus)), None)
+
+
+def _runs(attention: str, gpus: Sequence[Gpu]) -> bool:
+    """Whether the GPUs run a kernel of attention by default in its releases."""
+    if attention == "efficient":
+        return has_efficient_default(gpus)
+    return all(
+        gpu.supports_flash_attention and (attention == "flash" or attention in gpu.attention.variants)
+        for gpu in gpus
     )
-
-
-def _number(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
 
 
 def _table(experiment: Experiment, key: str) -> tuple[BaseModel, str]:

@@ -33,6 +33,7 @@ AttentionChoice = Literal[
     "flash2-deterministic",
     "flash3",
     "flash4",
+    "efficient",
     "cudnn",
     "cudnn-deterministic",
     "math",
@@ -90,20 +91,24 @@ class TrainingTable(StrictTable):
     )
     gradient_accumulation_steps: Count | None = Field(
         default=None,
-        description="micro-batches of a step; of a pipeline, its micro-batches; left out: 1, what "
-        f"`global_batch_size` takes, or {phrase('a value of its file')}",
+        description="micro-batches of a step; left out: by `global_batch_size`, "
+        f"{phrase('a value of its file')}, else 1",
     )
     global_batch_size: Count | None = Field(
         default=None,
-        description="sequences in a step of all ranks: how many micro-batches, and how small the last one "
-        "is; left out: what the sizes above make",
+        description="sequences of a step of all ranks; the last micro-batch may be smaller; left out: "
+        "from the sizes above",
+    )
+    sequences_per_sample: Count = Field(
+        default=1,
+        description="sequences of one of `cost.samples`: 2 for preferences, a chosen and a rejected one",
     )
     precision: Precision | None = Field(
         default=None, description="the type of products; left out: bf16 where the GPU has it"
     )
     fp8_recipe: Fp8Recipe | None = Field(
         default=None,
-        description='how products are cast with precision "fp8": the scales, and whose kernels; left out: '
+        description='scaling recipe and kernels of precision "fp8"; left out: '
         f"{left_out('training.fp8_recipe')}",
     )
     """A given recipe implies precision "fp8". The default under Megatron is that of its command line."""
@@ -128,13 +133,12 @@ class TrainingTable(StrictTable):
     )
     activation_checkpointing: Checkpointing = Field(
         default="none",
-        description="what backward computes again: nothing, the core of attention, every second "
-        "product, or whole blocks",
+        description="recomputed in backward: nothing, the core of attention, every second product, or "
+        "whole blocks",
     )
     attention: AttentionChoice | None = Field(
         default=None,
-        description="fused attention, of a generation by name, or written out; left out: the best "
-        "that the GPU's file knows",
+        description="attention kernel; math: not fused; left out: the best in the GPU's file",
     )
     """The default is flash where the GPU supports it, of the generation that its file is calibrated for. That
     is FlashAttention-2 on NVIDIA's GPUs. "flash3" on Hopper and "flash4" on Blackwell are asked for by name.
@@ -143,20 +147,21 @@ class TrainingTable(StrictTable):
     that is causal or has no mask, without documents kept apart, with heads up to 128 wide or 192 with values
     of 128, and with dropout in sixteenths. Under Megatron in deterministic mode the default is
     "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out. On Hopper it is
-    "cudnn-deterministic".
+    "cudnn-deterministic". "efficient" is torch's memory-efficient kernel. It is the default before Ampere
+    from transformers 4.36 on, and where transformers pads micro-batches, unless cuDNN's takes the mask.
     """
     software: str | None = Field(
         default=None,
-        description="what ran the job, whose defaults hold for keys that are left out: "
-        f"{phrase('training.software')}; left out: the default of each key, which says it",
+        description="what ran the job, for the defaults of other keys: "
+        f"{phrase('training.software')}; left out: the default of each key",
     )
     """The defaults are those of `presets/software.toml`."""
     transformers: str | None = Field(
         default=None,
-        description="the release of Hugging Face's transformers that runs routed experts: up to 4.57 one by "
-        f"one, each three linear layers, from 5 on stacked; left out: {left_out('training.transformers')}",
+        description="release of Hugging Face's transformers: up to 4.57 experts run one by one, from 5 on "
+        f"stacked; left out: {left_out('training.transformers')}",
     )
-    compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
+    compile: bool = Field(default=False, description="torch.compile of blocks")
     layer_kernels: LayerKernels | None = Field(
         default=None,
         description=f"whose fused kernels compiled blocks have: {phrase('training.layer_kernels')}; left "
@@ -177,31 +182,28 @@ class TrainingTable(StrictTable):
     lora: Lazy[LoraTable] | None = None
     reference: Literal["copy", "base"] | None = Field(
         default=None,
-        description='frozen reference model, as in DPO: a "copy" on every rank, or the "base" without its'
-        " adapters; left out: none",
+        description="reference model, as in DPO: a frozen copy, or the base without adapters; left out: none",
     )
     reference_forwards: Count = Field(
         default=1,
-        description="forward passes without gradients per micro-batch, under `reference`; KTO has 3",
+        description="reference's forward passes per micro-batch; KTO: 3",
     )
     labels: Count | None = Field(
         default=None,
-        description="outputs of the head: 1 of a reward model, the classes of a classifier; left out: the"
-        " vocabulary",
+        description="outputs of the head: 1 for a reward model, or classes; left out: the vocabulary",
     )
     frozen: tuple[str, ...] = Field(
         default=(),
-        description='what is not trained, by name with wildcards: "model.embed_tokens"',
+        description='modules not trained, with wildcards: "model.embed_tokens"',
     )
     frozen_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,
-        description="what frozen weights are kept in; left out: as the weights that are trained; under LoRA "
-        "in the type of products",
+        description="type of frozen weights; left out: that of trained weights, under LoRA `precision`",
     )
     paged_states: Literal["gpu", "host"] | None = Field(
         default=None,
-        description="where a paged optimizer's states are between steps; left out: on the GPU where they "
-        "have room, else in host memory",
+        description="where a paged optimizer's states are between steps; left out: on the GPU if they "
+        "fit, else the host",
     )
     stochastic_rounding: bool = Field(
         default=False, description="torchao's optimizers round bf16 weights stochastically"
@@ -210,7 +212,7 @@ class TrainingTable(StrictTable):
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="norm that gradients are clipped to, 0 for none; left out: "
+        description="norm that gradients are clipped to, 0: none; left out: "
         f"{left_out('training.gradient_clipping')}",
     )
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
@@ -224,8 +226,7 @@ class TrainingTable(StrictTable):
     )
     recompute_method: Literal["uniform", "block"] | None = Field(
         default=None,
-        description='"full" in groups of layers, or for the first layers of every stage; left out: every '
-        "layer by itself",
+        description='"full" by groups of layers, or for a stage\'s first layers; left out: layer by layer',
     )
     recompute_layers: Count | None = Field(
         default=None, description="layers of a group, or first layers of a stage; left out: 1"
@@ -239,14 +240,12 @@ class TrainingTable(StrictTable):
     )
     checkpoint_offload: CheckpointOffload | None = Field(
         default=None,
-        description="the inputs of recomputed blocks wait in host memory: copied while the host waits "
-        "(pageable), as torch's save_on_cpu does (pinned), or beside computation (stream); left out: on the "
-        "GPU",
+        description="inputs of recomputed blocks in host memory: pageable (the host waits), pinned "
+        "(save_on_cpu), or copied on a second stream; left out: on the GPU",
     )
     mlp_tiles: Count | Literal["auto"] | None = Field(
         default=None,
-        description="tiles in which MLPs compute a rank's tokens; auto: tiles of as many tokens as the "
-        "model has features; left out: 1",
+        description="tiles that MLPs split a rank's tokens into; auto: of hidden-size tokens; left out: 1",
     )
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
         default="fused", description=phrase("training.optimizer_implementation")
@@ -261,8 +260,7 @@ class TrainingTable(StrictTable):
     )
     max_split_size_mb: int | None = Field(
         default=None, gt=20, strict=True,
-        description="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb, in MiB: larger blocks are not split; "
-        "left out: all are split",
+        description="PYTORCH_CUDA_ALLOC_CONF, in MiB: larger blocks are not split; left out: all are",
     )  # fmt: skip
     roundup_power2_divisions: int = Field(
         default=1, ge=1, strict=True,
