@@ -21,6 +21,7 @@ import numpy as np
 
 from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
+from zsim.plan.ops import state_bytes
 from zsim.report.energy import bill
 from zsim.report.views.result import Displayable
 from zsim.report.views.text.plain import missing_memory, named_columns, paragraph, table
@@ -153,7 +154,12 @@ class RlResult(Displayable):
         features = None if report.validation is None else report.validation.features
         framework, is_mixture = ("", False) if features is None else (features.framework, features.is_mixture)
         verdicts = {
-            name: verdict_of(phase.total / self.capacity_bytes, framework, is_mixture=is_mixture)
+            name: verdict_of(
+                phase.total / self.capacity_bytes,
+                framework,
+                exact=state_bytes(phase.by_category) / self.capacity_bytes,
+                is_mixture=is_mixture,
+            )
             for name, phase in self.memory.items()
         }
         verdicts["rollout"] = self._rollout_verdict(framework, is_mixture)
@@ -175,7 +181,8 @@ class RlResult(Displayable):
         room, remnant = self.capacity_bytes - engine, phase.total - engine
         if room <= 0 or not remnant:
             return verdict_of(phase.total / self.capacity_bytes, "", errors=_CERTAIN)
-        return verdict_of(remnant / room, framework, is_mixture=is_mixture)
+        exact = state_bytes(phase.by_category) / room
+        return verdict_of(remnant / room, framework, exact=exact, is_mixture=is_mixture)
 
     @property
     def verdict(self) -> Verdict:
