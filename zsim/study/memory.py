@@ -23,7 +23,8 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, MEMORY
 from zsim.report.views.result import Column, Displayable, DisplayableList, Figures
-from zsim.report.views.text.plain import format_remedy, named_columns, table
+from zsim.report.views.text.plain import named_columns, table
+from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.job import Job, gpus_label, strategy_label
 from zsim.specs.experiment.load import ExperimentSource, change_experiment, experiment_of, plain_table
 from zsim.specs.experiment.resolve import resolve

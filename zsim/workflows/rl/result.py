@@ -24,7 +24,8 @@ from zsim.plan.memory.capacity import usable_bytes
 from zsim.plan.ops import state_bytes
 from zsim.report.energy import bill
 from zsim.report.views.result import Displayable
-from zsim.report.views.text.plain import missing_memory, named_columns, paragraph, table
+from zsim.report.views.text.plain import named_columns, paragraph, table
+from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.job import gpus_label, strategy_label
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.units import format_bytes, format_gpus, format_seconds
