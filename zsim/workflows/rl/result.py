@@ -1,14 +1,4 @@
-"""The answer of an RL step.
-
-The intervals of 80 % of an RL step and of its phases, by errors of published ones.
-
-Each end is one of split conformal prediction: of n factors in order, that of place 0.9 (n + 1), or the last
-where there are too few. Only rows to which constants may be fitted are counted, so that rows that are there
-to report errors tell whether the intervals hold (validation/rl/README.md). Constants of steps, trainers and
-rollouts were fitted to the same rows, which then lie about as often on either side: the larger factor is for
-both ends.
-`python -m validation.rl.calibration` prints the factors.
-"""
+"""The answer of an RL step."""
 
 from __future__ import annotations
 
@@ -48,7 +38,14 @@ from zsim.workflows.rollout.limits import BLOCK_TOKENS
 
 
 class PhaseSpread(NamedTuple):
-    """Factors from what is simulated to the ends of its interval."""
+    """Factors from what is simulated to the ends of its interval of 80 %, by errors of published steps.
+
+    Each end is one of split conformal prediction: of n factors in order, that of place 0.9 (n + 1), or the
+    last where there are too few. Only rows to which constants may be fitted are counted, so that rows that
+    are there to report errors tell whether the intervals hold (validation/rl/README.md). Constants of steps,
+    trainers and rollouts were fitted to the same rows, which then lie about as often on either side: the
+    larger factor is for both ends. `python -m validation.rl.calibration` prints the factors.
+    """
 
     below: float
     """What is simulated, over the least that is to be expected."""
