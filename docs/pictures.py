@@ -21,7 +21,7 @@ import zsim
 from zsim.api import Result
 from zsim.report.fit import fit_of
 from zsim.report.views.html.report import tiles, write_html_report
-from zsim.report.views.text.plain import headline
+from zsim.report.views.text.sentences import headline
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.app import address, make_app, make_server, open_socket
 from zsim.ui.form import make_form

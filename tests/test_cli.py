@@ -69,6 +69,15 @@ def test_help_imports_neither_numpy_nor_pandas() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+def test_commands_on_recorded_steps_import_neither_pages_nor_calibration() -> None:
+    code = (
+        "import sys, zsim.commands.recorded\n"
+        "print([m for m in ('zsim.calibrate', 'zsim.report', 'numpy', 'pydantic') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_run_prints_a_table_of_80_columns_and_exits_with_0() -> None:
     done = zsim("run", *SMALL)
     assert done.returncode == 0, done.stderr

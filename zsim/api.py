@@ -61,7 +61,7 @@ class Result(Displayable):
 
     def headline(self) -> str:
         from zsim.report.fit import fit_of
-        from zsim.report.views.text.plain import format_trust, headline
+        from zsim.report.views.text.sentences import format_trust, headline
 
         return f"{headline(self.report)}. {fit_of(self.report).label}. {format_trust(self.report)}"
 

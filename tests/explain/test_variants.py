@@ -79,20 +79,35 @@ def test_others_are_not(strategy: dict[str, Any], nodes: int, tables: dict[str, 
     assert "were hidden" not in found.limit
 
 
-def test_the_step_with_the_other_release_of_routed_experts_is_told() -> None:
-    """A job that says neither release runs stacked experts, and the note has the step of the older releases,
-    which is that of a job that says both."""
-    asked = Experiment(
+def mixture(**bf16: Any) -> Experiment:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    config = {"bf16": {"enabled": True, **bf16}, "zero_optimization": zero}
+    return Experiment(
         model={"extends": "mixtral-8x7b", "num_hidden_layers": 2},
         cluster="dgx-h100",
         gpus=8,
         training={"micro_batch_size": 1, "sequence_length": 1024},
-        strategy={"kind": "deepspeed", "stage": 3},
+        strategy={"kind": "deepspeed", "config": config},
     )
+
+
+def test_the_step_with_the_other_release_of_routed_experts_is_told() -> None:
+    """A job that says neither release runs stacked experts, and the note has the step of the older releases,
+    which is that of a job that says both."""
+    asked = mixture()
     older = {"training.transformers": "4.57", "strategy.version": "0.17.6"}
     seconds = simulate(change_experiment(asked, older)).report.step_seconds
     found = simulate(asked).report
     assert found.step_seconds < seconds
-    expected = f"assumed to be stacked; {format_seconds(seconds)} a step one by one"
+    expected = f'several times as long: training.transformers = "4.57"; {format_seconds(seconds)} a step with'
     assert sum(expected in note for note in found.notes) == 1
     assert sum(expected in note for note in found.input_notes) == 1
+
+
+def test_a_job_that_older_releases_refuse_has_the_plain_note() -> None:
+    """DeepSpeed has bf16 masters from 0.18.3 on, so that 0.17.6 refuses them."""
+    found = simulate(mixture(bf16_master_weights_and_grads=True)).report
+    notes = [note for note in found.notes if "assumed to be stacked" in note]
+    assert [note.endswith('several times as long: training.transformers = "4.57"') for note in notes] == [
+        True
+    ]

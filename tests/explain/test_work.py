@@ -22,7 +22,7 @@ from zsim.report.job_features import strategy_name
 from zsim.report.report import Report
 from zsim.report.views.html.report import tiles
 from zsim.report.views.tables import cost_rows
-from zsim.report.views.text.plain import headline
+from zsim.report.views.text.sentences import headline
 from zsim.specs.experiment.job import Job, parallelism_label, training_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

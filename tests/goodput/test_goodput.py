@@ -25,7 +25,7 @@ from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
 from zsim.plan.workload.workload import Workloads
-from zsim.report.views.text.plain import format_trust
+from zsim.report.views.text.sentences import format_trust
 from zsim.study.whole_runs import simulate_run
 from zsim.units import format_amount, format_seconds
 

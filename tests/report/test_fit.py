@@ -65,6 +65,21 @@ def test_the_verdict_is_that_of_the_moment_that_needs_most(make_step_report: Cal
     assert found.fits, "all tensors of the step have room"
 
 
+def test_the_exact_part_is_of_the_memory_that_gives_the_load(make_step_report: Callable[..., Report]) -> None:
+    """States of the step are no part of a moment's bytes, nor those on the GPU of what the host lacks."""
+    peak = make_step_report().peaks["gpu"]
+    states = replace(
+        peak, total=88 * GB, at_total={"parameters": 16 * GB, "gradients": 24 * GB, "buffers": 48 * GB}
+    )
+    full = replace(with_moments(make_step_report), peaks={"gpu": states})
+    assert full.load_and_exact == (1.1, 0.5)
+    over = OutOfMemory("blocks.2 forward", "gpu", 0, 0.1, GB, 8 * GB, 80 * GB)
+    assert replace(full, out_of_memory=over).load_and_exact == (1.1, 0.5)
+    assert replace(full, moments=(moment(SAVING, None, 1200 * GB),)).load_and_exact == (1.2, 0.0)
+    host = OutOfMemory("start-up", "host", 0, 0.0, 200 * GB, 200 * GB, 1000 * GB)
+    assert replace(full, out_of_memory=host).load_and_exact == (1.2, 0.0)
+
+
 def test_a_job_that_breaks_in_a_later_step_says_what_the_first_one_needed(
     make_step_report: Callable[..., Report],
 ) -> None:

@@ -11,7 +11,7 @@ from tests.expect import there
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import CATEGORIES, Memory, Plan
 from zsim.report.memory import Holder, Ledger, first_over_capacity, holders, memory_peaks, memory_profile
-from zsim.report.views.text.plain import missing_memory
+from zsim.report.views.text.sentences import missing_memory
 from zsim.study.memory import profile_lines
 from zsim.trace.trace import MemoryEvents
 from zsim.validated.verdict import Verdict

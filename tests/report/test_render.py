@@ -16,8 +16,8 @@ from zsim.report.memory import OutOfMemory
 from zsim.report.report import Report, StepWork
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.report.views.html.report import tiles
-from zsim.report.views.text.plain import format_trust, missing_memory
 from zsim.report.views.text.report import print_report
+from zsim.report.views.text.sentences import format_trust, missing_memory
 from zsim.trace.trace import SimulationStats, Trace
 from zsim.validated.features import Features
 from zsim.validated.validation import Validation

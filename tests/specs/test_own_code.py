@@ -22,8 +22,8 @@ from zsim.specs.user_code import UserCode
 from zsim.study.check.check import run_check
 from zsim.study.sweep.points import study_points
 from zsim.study.sweep.study_file import load_study
+from zsim.ui.files import settings_of_file
 from zsim.ui.form import make_form
-from zsim.ui.uploads import settings_of_file
 
 NAME = "left_here:made"
 FILE = f"""model = "{NAME}"

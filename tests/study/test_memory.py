@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 import zsim
 from zsim.cli import app
 from zsim.errors import InputError
+from zsim.specs.experiment.resolve import resolve
+from zsim.study.measured.prediction import predict_step
 from zsim.study.memory import compare_memory, profile_memory
+from zsim.validated.verdict import verdict_of
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "FSDP2": {"kind": "fsdp2"},
@@ -218,3 +221,24 @@ def test_varying_a_key_keeps_the_rest_of_its_table() -> None:
     (found,) = compare_memory(given, {"parallelism.pipeline": [2]})
     assert found.profiled is not None
     assert found.profiled.job.parallelism.tensor == 8
+
+
+def test_all_commands_have_one_probability_of_a_job_that_exceeds_the_memory() -> None:
+    """Model states are exact in the run, in the profile, in their JSON and in the predicted rows."""
+    asked = zsim.Experiment(
+        model="qwen3-4b",
+        cluster="dgx-h100",
+        training={"micro_batch_size": 1, "sequence_length": 512},
+        strategy={"kind": "ddp"},
+    )
+    report, profile = zsim.simulate(asked).report, profile_memory(asked)
+    load, exact = report.load_and_exact
+    assert load > 1 > exact > 0.5
+    assert profile.load_and_exact == pytest.approx((load, exact))
+    found = report.verdict.probability
+    assert found < verdict_of(load, "DDP").probability - 0.02
+    shown = [report.to_dict()["fits_probability"], profile.to_dict()["fits_probability"]]
+    assert [profile.verdict.probability, *shown] == pytest.approx([found] * 3)
+    step = predict_step(resolve(asked))
+    assert step.peak_bytes == report.peaks["gpu"].total
+    assert step.state_bytes / step.peak_bytes == pytest.approx(exact / load)

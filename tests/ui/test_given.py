@@ -16,10 +16,10 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.formats.export import export_files
+from zsim.ui.files import apply_text, decode_text, decode_upload, set_line, setting_of
 from zsim.ui.form import make_form
 from zsim.ui.layout import MAX_UPLOAD
 from zsim.ui.recordings import Recordings, is_recorded
-from zsim.ui.uploads import apply_text, decode_text, decode_upload, set_line, setting_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,9 +14,9 @@ from tests.ui.test_form import made
 from zsim.engine.micro_batches import simulate_step
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import Predictions, answer, differences, remedy_settings
+from zsim.ui.files import file_content
 from zsim.ui.form import make_form
 from zsim.ui.settings import MAX_PINS, add_pin, apply_remedy, ratio_words, remove_pin
-from zsim.ui.uploads import file_content
 
 MICRO_BATCH = "training.micro_batch_size"
 

@@ -12,7 +12,7 @@ from tests.browser import Page
 from tests.ui.test_form import made
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import Tier, answer, scaling_counts
-from zsim.ui.uploads import file_content
+from zsim.ui.files import file_content
 from zsim.ui.words import answer_words, change_words, sentence
 from zsim.validated.ratios import NO_DIFFERENCE, SEVERAL_SETTINGS, shipped_bound
 

@@ -7,6 +7,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
+from validation.published.memory import uncertain_share
 from validation.published.memory_table import format_memory_table
 from zsim.validated.memory import (
     COLUMNS,
@@ -20,12 +21,14 @@ from zsim.validated.memory import (
     memory_runs,
     read_memory,
 )
+from zsim.validated.verdict import UNCERTAIN_SHARE
 
 
 def run(source: str, error: float | None = None, **changes: object) -> MemoryRun:
     facts = {
         "row_id": f"{source}-1", "source": source, "role": "report", "framework": "FSDP", "is_mixture": False,
-        "load": 0.9, "retries": 0.0, "failures": 0.0, "outcome": RAN, "kind": "allocated", "error": error,
+        "load": 0.9, "exact": None, "retries": 0.0, "failures": 0.0, "outcome": RAN, "kind": "allocated",
+        "error": error,
     }  # fmt: skip
     return MemoryRun(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -37,6 +40,20 @@ def test_the_probability_is_that_of_an_error_that_still_leaves_room() -> None:
     assert errors.probability(1.0) == pytest.approx(1 / 2)
     assert errors.probability(exp(-0.05)) == pytest.approx(2 / 3)
     assert errors.probability(exp(0.05)) == pytest.approx(1 / 3)
+
+
+def test_the_uncertain_share_is_that_of_the_shipped_table() -> None:
+    share, rows, sources = uncertain_share(memory_runs())
+    assert round(share, 2) == UNCERTAIN_SHARE
+    assert (rows, sources) > (100, 20)
+
+
+def test_sources_count_alike_in_the_uncertain_share() -> None:
+    """One source of 0.2 and of 0.4, one of 0.9; rows without their states and small ones do not count."""
+    rows = [run("a", exact=0.72), run("a", exact=0.54), run("b", exact=0.09), run("b")]
+    share, count, sources = uncertain_share([*rows, run("c", exact=0.1, load=0.2)])
+    assert share == pytest.approx((0.3 + 0.9) / 2)
+    assert (count, sources) == (3, 2)
 
 
 def test_no_probability_is_0_or_1() -> None:

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from zsim.validated.memory import MAX_PROBABILITY, MemoryErrors
-from zsim.validated.verdict import Verdict, mark_meanings, verdict_content, verdict_of, verdict_suffix
+from zsim.validated.verdict import (
+    UNCERTAIN_SHARE,
+    Verdict,
+    mark_meanings,
+    verdict_content,
+    verdict_of,
+    verdict_suffix,
+)
 
 # Even from -0.1 to +0.1: the probability at load exp(-x) is 1/2 + 5 x (2.5 % at the ends' middles).
 ERRORS = MemoryErrors(np.linspace(-0.1, 0.1, 21), np.full(21, 1 / 21), 21, 5, 0.3, 7)
@@ -33,14 +40,15 @@ def test_the_word_is_that_of_the_probability(load: float, word: str, exit_code: 
     ("load", "exact", "equal"),
     [
         (1.1, 0.0, 1.1),
-        (1.1, 0.8, 1.26),
-        (1.1, 0.6, 1.136),
+        (1.1, 0.8, 1.5**UNCERTAIN_SHARE),
+        (1.1, 0.6, 1.25**UNCERTAIN_SHARE),
         (0.95, 0.9, 0.95),
     ],
 )
 def test_errors_are_those_of_what_is_no_model_state(load: float, exact: float, equal: float) -> None:
-    """Where states are 0.8 of the room and all is 1.1 of it, 0.3 must fit into 0.2: (0.3 / 0.2)^0.57 = 1.26.
-    Beside states of 0.6 it is (0.5 / 0.4)^0.57 = 1.136. A job that has room is judged by all of its load."""
+    """Where states are 0.8 of the room and all is 1.1 of it, 0.3 must fit into 0.2: (0.3 / 0.2)^u with the
+    uncertain share u. Beside states of 0.6 it is (0.5 / 0.4)^u. A job that has room is judged by all of its
+    load."""
     errors = MemoryErrors(np.linspace(-0.5, 0.5, 101), np.full(101, 1 / 101), 101, 9, 0.5, 4)
     found = verdict_of(load, "FSDP", exact=exact, errors=errors).probability
     assert found == pytest.approx(errors.probability(equal), abs=1e-3)

@@ -130,7 +130,7 @@ def test_constants_come_from_rows_to_calibrate_with_alone(
 
 @pytest.mark.slow
 def test_verl_has_the_constants_that_calibration_prints() -> None:
-    """Of the seven runs, to as many digits. A phase that takes less than its passes has none."""
+    """Of the six runs whose lengths are published. A phase that takes less than its passes has none."""
     table = Path(calibration.__file__).parent / "offloaded_runs.csv"
     runs = calibration.offloaded_runs(read_rows([table]))
     bandwidth = calibration.reload_bandwidth(runs)

@@ -326,6 +326,15 @@ def test_every_phase_has_the_verdict_of_the_usable_bytes() -> None:
     assert any(line.startswith(full.verdict.word.upper()) for line in full.lines())
 
 
+def test_states_that_fill_the_memory_of_a_phase_do_not_fit() -> None:
+    """Parameters are exact: no error of zsim leaves room for other bytes beside them."""
+    result = colocated()
+    full, limit = replace(result, step=result.step), result.capacity_bytes
+    states = {"parameters": limit, "buffers": int(0.02 * limit)}
+    vars(full)["memory"] = {**result.memory, "weight_sync": PhaseMemory(states)}
+    assert full.verdicts["weight_sync"].word == "does not fit"
+
+
 def test_the_header_counts_the_gpus_of_both_sides() -> None:
     result = simulate_rl(experiment(placement="async", rollout={"gpus": 2}), simulator())
     assert "on 8 GPUs (6 of the trainer, 2 of the rollout)," in result.headline()

@@ -253,9 +253,10 @@ def _llama() -> Iterator[str]:
 _STEP_SAYS = """
 The steps themselves, in Table 4 at 16,384 GPUs 400 TFLOP/s a GPU and 41 % MFU, and 38 to 43 % in all. The
 interleaved schedule has four stages a rank, which the paper does not say; a layer a stage is faster. A rank
-of 8 layers has 16 micro-batches under way, of 537 MB a layer: 34 MB each are what both norms and both fused
-products of a norm keep, and the output of attention, 38 MB queries, keys and values, 218 MB both halves of
-the MLP and 109 MB their product. That is 68.7 GB, and parameters are 6.4. Megatron-Core keeps 12.8 GB of
+of 8 layers has 16 micro-batches under way, of 533 MB a layer: 33.6 MB each are what both norms and both fused
+products of a norm keep, and the output of attention, 38 MB queries, keys, values and the softmax's sums, 218
+MB both halves of the MLP and 109 MB their product. That is 68.2 GB, and 68.7 with the gradients and the
+gathered input of the MLP that is in its backward. Parameters are 6.4. Megatron-Core keeps 12.8 GB of
 gradients in fp32 besides. With gradients sharded as in the paper (Megatron-FSDP, which reduces them in every
 micro-batch, and is slow by it), 83.3 GB are 98 % of the GPU's 85.0, about even odds: what the paper frees
 early decides, and of that it names a stage's input and output. torchtitan's blocks, which are not fused, keep

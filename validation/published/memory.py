@@ -103,6 +103,7 @@ def _of_result(run: PublishedRun, result: RowResult) -> MemoryRun | None:
         framework=result.validation.features.framework,
         is_mixture=result.validation.features.is_mixture,
         load=result.predicted_load,
+        exact=result.predicted_exact,
         retries=result.predicted_retries or 0.0,
         failures=result.predicted_failures or 0.0,
         outcome=outcome,
@@ -135,13 +136,15 @@ def _of_report(row: dict[str, Any], measured: dict[str, int], report: Report) ->
     allocator, predicted = report.allocator, memory_figures(report)
     kind = next((name for name in KINDS if name in measured), "")
     assert report.validation is not None
+    load, exact = report.load_and_exact
     return MemoryRun(
         row_id=row["row_id"],
         source=row["source"],
         role="report",
         framework=report.validation.features.framework,
         is_mixture=report.validation.features.is_mixture,
-        load=report.load,
+        load=load,
+        exact=exact,
         retries=0 if allocator is None else allocator.retries,
         failures=0 if allocator is None else allocator.failures,
         outcome=OUTCOMES[row["status"]],
@@ -157,7 +160,16 @@ def judged(runs: Sequence[MemoryRun]) -> list[tuple[MemoryRun, Verdict]]:
     """Every run whose outcome was published, with the verdict on it by the runs of other sources."""
     others = _other_sources(runs)
     return [
-        (run, verdict_of(run.load, run.framework, is_short=run.runs_short, errors=_errors(run, others)))
+        (
+            run,
+            verdict_of(
+                run.load,
+                run.framework,
+                exact=run.exact or 0.0,
+                is_short=run.runs_short,
+                errors=_errors(run, others),
+            ),
+        )
         for run in runs
         if run.outcome
     ]
@@ -234,9 +246,28 @@ def calibration_lines(runs: Sequence[MemoryRun]) -> list[str]:
         "",
         *_range_lines(runs),
         "",
+        _share_line(runs),
+        "",
         f"Brier score {brier(found):.3f}; of a plain yes or no at the limit {plain_brier(found):.3f}; "
         f"near the limit {brier(near):.3f} and {plain_brier(near):.3f}",
     ]
+
+
+def uncertain_share(runs: Sequence[MemoryRun]) -> tuple[float, int, int]:
+    """Of the bytes of runs to which nothing is fitted the share that is not a model state, the mean of
+    sources, and the numbers of rows and of sources behind it.
+    """
+    shares: dict[str, list[float]] = {}
+    for run in runs:
+        if run.role == REPORT_ROLE and run.exact and run.load >= LEAST_LOAD:
+            shares.setdefault(run.source, []).append(1 - run.exact / run.load)
+    count = sum(map(len, shares.values()))
+    return fmean(fmean(each) for each in shares.values()), count, len(shares)
+
+
+def _share_line(runs: Sequence[MemoryRun]) -> str:
+    share, rows, sources = uncertain_share(runs)
+    return f"UNCERTAIN_SHARE {share:.2f}: mean of {sources} sources, {rows} rows"
 
 
 def _counts(name: str, pairs: Sequence[tuple[MemoryRun, Verdict]]) -> str:

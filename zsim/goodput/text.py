@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from zsim.goodput.result import SimulatedRun
 from zsim.goodput.search import estimate_repairs
 from zsim.report.fit import allocator_sentences, fit_of
-from zsim.report.views.text.plain import format_trust, named_columns, paragraph, table
+from zsim.report.views.text.plain import named_columns, paragraph, table
+from zsim.report.views.text.sentences import format_trust
 from zsim.specs.experiment.job import gpus_label, strategy_label
 from zsim.units import (
     format_amount,

@@ -235,6 +235,11 @@ class MemoryChange(NamedTuple):
 OffloadWork = Copy | HostWork | DriveIo
 
 
+def state_bytes(by_category: Mapping[str, int]) -> int:
+    """Bytes of parameters, gradients and optimizer states, of bytes by category."""
+    return sum(by_category.get(state, 0) for state in MODEL_STATES)
+
+
 def offload_kind(work: OffloadWork) -> str:
     """The name of a kind of offloaded work in reports: h2d, d2h, cpu, nvme_read or nvme_write."""
     if isinstance(work, Copy):

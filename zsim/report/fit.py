@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from zsim.plan.moments import BUILDING, FIRST_FORWARD, FIRST_UPDATE, JobMoment
 from zsim.report.memory import allocator_notes
 from zsim.report.report import Report
-from zsim.report.views.text.plain import missing_memory
+from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.verdict import Tone, Verdict
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from zsim.plan.moments import JobMoment
-from zsim.plan.ops import MODEL_STATES
+from zsim.plan.ops import state_bytes
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
 from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, StepSpread
@@ -223,19 +223,25 @@ class Report(JobFacts):
     @property
     def load(self) -> float:
         """Bytes at the peak over usable bytes, of the tier and the moment where this is highest."""
+        return self.load_and_exact[0]
+
+    @property
+    def load_and_exact(self) -> tuple[float, float]:
+        """`load`, and the part of it that model states are: 0 where it is not that of a tier's peak."""
         limits = {name: limit for name, limit in self.capacity_bytes.items() if limit}
-        loads = [self.peaks[name].total / limit for name, limit in limits.items() if name in self.peaks]
+        loads = [
+            (self.peaks[name].total / limit, state_bytes(self.peaks[name].at_total) / limit)
+            for name, limit in limits.items()
+            if name in self.peaks
+        ]
         for moment in (moment for moment in self.moments if moment.is_certain):
             sizes = {"gpu": moment.gpu_bytes, "host": moment.host_bytes}
-            loads += [size / limits[name] for name, size in sizes.items() if size and name in limits]
-        loads += [self.startup_bytes / limits["gpu"]] if "gpu" in limits else []
+            loads += [(size / limits[name], 0.0) for name, size in sizes.items() if size and name in limits]
+        loads += [(self.startup_bytes / limits["gpu"], 0.0)] if "gpu" in limits else []
         if (out_of_memory := self.out_of_memory) is not None:
-            loads.append(
-                1 + out_of_memory.peak_missing_bytes / out_of_memory.capacity_bytes
-                if out_of_memory.capacity_bytes
-                else inf
-            )
-        return max(loads, default=0.0)
+            capacity = out_of_memory.capacity_bytes
+            loads.append((1 + out_of_memory.peak_missing_bytes / capacity if capacity else inf, 0.0))
+        return max(loads, default=(0.0, 0.0))
 
     @property
     def verdict(self) -> Verdict:
@@ -243,15 +249,8 @@ class Report(JobFacts):
         framework, is_mixture = self._kind_of_job
         row = self.allocator
         is_short = row is not None and bool(row.retries or row.failures)
-        exact = max(
-            (
-                sum(self.peaks[name].at_total.get(state, 0) for state in MODEL_STATES) / limit
-                for name, limit in self.capacity_bytes.items()
-                if limit and name in self.peaks
-            ),
-            default=0.0,
-        )
-        return verdict_of(self.load, framework, exact=exact, is_mixture=is_mixture, is_short=is_short)
+        load, exact = self.load_and_exact
+        return verdict_of(load, framework, exact=exact, is_mixture=is_mixture, is_short=is_short)
 
     @property
     def peak_bytes_range(self) -> tuple[int, int]:

@@ -16,7 +16,8 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
 from zsim.report.views.result import Column, Displayable, Figures, ItemColumn, ResultTable, table_of
-from zsim.report.views.text.plain import headline, paragraph, shell, table, text_table
+from zsim.report.views.text.plain import paragraph, shell, table, text_table
+from zsim.report.views.text.sentences import headline
 from zsim.specs.cluster.files import load_power_law
 from zsim.specs.lazy_model import EVIDENCE_ORDER, Evidence
 from zsim.units import format_seconds

@@ -15,6 +15,7 @@ from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.tensors import MemoryKey
 from zsim.plan.moments import JobMoment
+from zsim.plan.ops import state_bytes
 from zsim.report.job_features import framework_title
 from zsim.report.memory import Holder, MemoryProfile, Moment, Remedy, holders, memory_profile
 from zsim.report.report import Report
@@ -22,7 +23,8 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, MEMORY
 from zsim.report.views.result import Column, Displayable, DisplayableList, Figures
-from zsim.report.views.text.plain import format_remedy, named_columns, table
+from zsim.report.views.text.plain import named_columns, table
+from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.job import Job, gpus_label, strategy_label
 from zsim.specs.experiment.load import ExperimentSource, change_experiment, experiment_of, plain_table
 from zsim.specs.experiment.resolve import resolve
@@ -55,12 +57,14 @@ class MemoryResult(Displayable):
     """The fewest switches that make it fit. None where that was not asked for."""
 
     @property
-    def load(self) -> float:
+    def load_and_exact(self) -> tuple[float, float]:
         """GPU bytes as a fraction of the usable ones, the larger of the step's and those of any moment that
-        the job passes through.
+        the job passes through, and the part of it that model states are, 0 for a moment.
         """
-        certain = (moment.gpu_bytes or 0 for moment in self.moments if moment.is_certain)
-        return max(self.profile.peak.total, *certain, 0) / self.capacity_bytes
+        peak = self.profile.peak
+        certain = [(moment.gpu_bytes or 0, 0) for moment in self.moments if moment.is_certain]
+        load, exact = max([(peak.total, state_bytes(peak.by_category)), *certain])
+        return load / self.capacity_bytes, exact / self.capacity_bytes
 
     @property
     def fits(self) -> bool:
@@ -70,7 +74,8 @@ class MemoryResult(Displayable):
     @property
     def verdict(self) -> Verdict:
         """Whether the job fits, judged by its tensors: torch's allocator is not simulated."""
-        return verdict_of(self.load, framework_title(self.job), is_mixture=has_experts(self.job.model))
+        (load, exact), title = self.load_and_exact, framework_title(self.job)
+        return verdict_of(load, title, exact=exact, is_mixture=has_experts(self.job.model))
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """The owners of the memory at the peak, the blocks of one kind in one row, largest first."""

@@ -21,7 +21,7 @@ from zsim.report.views.html import figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.report import DEVICES, tiles
 from zsim.report.views.html.timeline import close_ups, report_timeline
-from zsim.report.views.text.plain import format_trust, headline
+from zsim.report.views.text.sentences import format_trust, headline
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

@@ -24,13 +24,13 @@ from zsim.files import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.answer import Answer, Predictions, setting_token
 from zsim.ui.field import KIND, STAGE, TOKENS, Field
+from zsim.ui.files import add_uploads, offer_files, show_animation
 from zsim.ui.form import Form, make_form
 from zsim.ui.layout import ANIMATION, COMPARED, CURVE, MAIN, RUN, field_id, layout, row_id
 from zsim.ui.process.backend import Backend
 from zsim.ui.process.worker import Backends
 from zsim.ui.recordings import show_recorded
 from zsim.ui.settings import compare_settings, keep_state, offer_remedies
-from zsim.ui.uploads import add_uploads, offer_files, show_animation
 from zsim.ui.whole_run import show_run
 from zsim.ui.words import answer_words, files_and_notes, run_safely, view_buttons
 

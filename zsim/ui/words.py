@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zsim.errors import ZsimError
-from zsim.report.views.text.plain import NO_CHANGE
+from zsim.report.views.text.sentences import NO_CHANGE
 from zsim.ui.answer import Answer, Tier
 from zsim.ui.process.worker import InternalError, Superseded
 from zsim.units import GIGABYTES

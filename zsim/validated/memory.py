@@ -55,6 +55,8 @@ class MemoryRun:
     """Whether the model is a mixture of experts."""
     load: float
     """zsim's peak over the usable bytes."""
+    exact: float | None
+    """The part of `load` that model states are. None where it is not known."""
     retries: float
     """Retries of torch's allocator in zsim's step."""
     failures: float
@@ -179,7 +181,13 @@ def fraction_that_ran(runs: Iterable[MemoryRun]) -> tuple[float, int]:
 
 
 COLUMNS = tuple(field.name for field in fields(MemoryRun))
-DIGITS = {"load": 4, "retries": 2, "failures": 2, "error": 5}  # after the point, of the columns of numbers
+DIGITS = {
+    "load": 4,
+    "exact": 4,
+    "retries": 2,
+    "failures": 2,
+    "error": 5,
+}  # after the point, of the columns of numbers
 
 
 def read_memory(text: str) -> tuple[MemoryRun, ...]:

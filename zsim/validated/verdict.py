@@ -18,9 +18,9 @@ Tone = Literal["fits", "tight", "broken"]  # how a verdict is shown
 LEVEL = 0.9  # from this probability on a job fits, and below its opposite it does not
 LIKELY = 0.5  # below it the exit code is that of a job that does not fit
 
-# Of the bytes of a published run, what is not a model state: the mean of 11 sources of
-# validation/published/memory_reports.json, two runs of each at most.
-UNCERTAIN_SHARE = 0.57
+# Of the bytes of a published run, the share that is not a model state: the mean of sources, as
+# `python validation/published/memory.py --shown` prints it.
+UNCERTAIN_SHARE = 0.49
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,13 @@ def verdict_of(
     `load`.
 
     The load is the bytes at the peak over the usable bytes, the largest of GPU, host and drives. `exact` is
-    the part of it that parameters, gradients and optimizer states are ([Note: what is uncertain]). With
+    parameters, gradients and optimizer states at that peak over the same usable bytes, 0 where they are not
+    known apart ([Note: what is uncertain]). With
     `is_short` torch's allocator retries or fails in the job's step. `errors` are by default those of the
     shipped table.
     """
     errors = shipped_errors(framework, is_mixture) if errors is None else errors
-    probability = errors.probability(_load_in_doubt(load, exact))
+    probability = errors.probability(_equivalent_load(load, exact))
     if probability <= 1 - LEVEL + 1e-9:
         return Verdict("does not fit", probability)
     rows_short = errors.rows_short if is_short else 0
@@ -142,15 +143,18 @@ def verdict_of(
     return Verdict("fits" if probability >= LEVEL - 1e-9 else "fits barely", probability)
 
 
-def _load_in_doubt(load: float, exact: float) -> float:
+def _equivalent_load(load: float, exact: float) -> float:
     """The load whose probability is that of a job with `load`, of which `exact` are model states.
 
     # [Note: what is uncertain]
     The sizes of parameters, gradients and optimizer states are arithmetic, so that a published run's error is
     one of its remaining bytes, of which it has the share u (`UNCERTAIN_SHARE`): in proportion 1/u times as
     large. What exceeds the limit then fits only if the remaining bytes are fewer by the ratio of the room
-    beside the states to them, and not at all without such room. A job within the limit is judged by all of
-    its load.
+    beside the states to them, and not at all without such room.
+
+    The rule has one side: it only lowers the probability of a job that exceeds the limit. A job within the
+    limit is judged by all of its load, since what zsim leaves out there (a copy of a tensor, fragments of the
+    allocator) grows with the states as well, and a job that is called safe must not rest on this rule.
     """
     if load <= 1 or not exact:
         return load

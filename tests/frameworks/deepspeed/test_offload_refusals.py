@@ -15,7 +15,7 @@ from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits, pinned_bytes, pinned_limit_violation
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
-from zsim.report.views.text.plain import missing_memory
+from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.resolve import resolve
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}

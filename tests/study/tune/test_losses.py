@@ -46,7 +46,10 @@ def test_what_fits_only_with_another_loss_is_found(make_tiny: Tiny) -> None:
     keep = ("offload", "replicas", "reshard", "no_sync")
     with pytest.raises(InputError, match="nothing fits"):
         tune(change_experiment(made, wide), keep=(*keep, "cross-entropy"))
-    best = tune(change_experiment(made, wide), keep=keep).best[0]
+    result = tune(change_experiment(made, wide), keep=keep)
+    best, counts = result.best[0], result.search
+    # Four of five configurations do not fit with their first loss, and one of them not with its second.
+    assert (counts.num_candidates, counts.num_replaced, len(counts.replaced)) == (5, 4, 5)
     assert resolve(best.candidate.experiment()).training.cross_entropy in ("fused", "fused_linear")
 
 

@@ -21,7 +21,7 @@ from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
 from zsim.plan.workload.workload import Workloads
 from zsim.report.memory import Remedy
-from zsim.report.views.text.plain import format_remedy, missing_memory
+from zsim.report.views.text.sentences import format_remedy, missing_memory
 from zsim.specs.experiment.load import build_experiment, change_experiment
 from zsim.study.search import least_gpus
 from zsim.study.tune import remedy as remedies

@@ -59,7 +59,9 @@ GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 FP8_BLOCK, SINGLE_BLOCK_EXPERTS = 128, 1.29
 """Features that share a scale of fp8, and how much longer experts take that are cut to one such block: 4 to
 256 rows on DeepSeek-V3's over 16 tensor ranks, by vLLM's and SGLang's kernels on H100, H200 and B200
-(AIConfigurator's tables, 1.10 to 1.43, and 0.95 to 1.12 of two blocks)."""
+(AIConfigurator's tables, 095f58a5, `fp8_block`, 1.10 to 1.43, and 0.95 to 1.12 of two blocks). Experts in fp8
+are assumed to have scales of blocks, as DeepSeek's and Qwen's checkpoints do: scales of tensors or channels
+are not told apart."""
 UNPACKED_EXPERTS = 0.68
 """Part of the FLOP/s of experts in bf16 that remains where their weights are of 4 bits in memory: 1,024 to
 8,192 rows on experts 2,880 wide by TensorRT-LLM's and vLLM's Triton kernels on H100 and H200

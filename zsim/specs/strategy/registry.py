@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from zsim.files import preset_table
-from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
 if TYPE_CHECKING:
-    from zsim.specs.strategy.table import StrategyTable
+    from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
-
-Table = TypeVar("Table", bound=StrategyTable)
-Config = TypeVar("Config", bound=StrategyConfig)
+Table = TypeVar("Table", bound="StrategyTable")  # by name: zsim --help asks for kinds and needs no pydantic
+Config = TypeVar("Config", bound="StrategyConfig")
 
 MODEL_PARALLEL_KEYS = frozenset(
     f"parallelism.{name}"

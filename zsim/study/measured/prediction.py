@@ -15,8 +15,9 @@ from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.pipeline import seconds_by_cause
 from zsim.explain.variants import full_offload_range
-from zsim.plan.memory.capacity import framework_memory, usable_bytes
-from zsim.plan.memory.tensors import device_peaks
+from zsim.plan.memory.capacity import framework_memory, startup_bytes, usable_bytes
+from zsim.plan.memory.tensors import bytes_at_peak, device_peaks
+from zsim.plan.ops import state_bytes
 from zsim.report.job_features import job_features
 from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.experiment.job import Job
@@ -133,6 +134,8 @@ class RowResult:
     """
     predicted_load: float | None = None
     """The peak over the usable bytes."""
+    predicted_exact: float | None = None
+    """The part of it that model states are."""
     verdict: Verdict | None = None
     """The verdict on the load, by the errors of other sources."""
     role: str = ""
@@ -234,7 +237,8 @@ def predict_job(
     memory = step.memory | ({"total": step.peak_bytes} if kind == "total" else {})
     validation = _validation(measured.source, job, step, network)
     has_room = step.peak_bytes <= job.cluster.gpu.memory.capacity
-    load = step.peak_bytes / usable_bytes(job.cluster)
+    usable = usable_bytes(job.cluster)
+    load, exact = step.peak_bytes / usable, step.state_bytes / usable
     return replace(
         measured,
         status="ok",
@@ -242,11 +246,12 @@ def predict_job(
         relative_error=_relative_error(step.seconds, measured.measured_seconds),
         predicted_memory_bytes=memory[kind],
         memory_relative_error=_relative_error(memory[kind], measured.measured_memory_bytes),
-        predicted_fits=step.peak_bytes <= usable_bytes(job.cluster),
+        predicted_fits=step.peak_bytes <= usable,
         predicted_retries=step.retries if has_room else None,
         predicted_failures=step.failures if has_room else None,
         predicted_load=load,
-        verdict=_verdict(measured.source, validation.features, load, step),
+        predicted_exact=exact,
+        verdict=_verdict(measured.source, validation.features, (load, exact), step),
         assumptions=assumptions,
         predicted_memory=memory,
         predicted_range_seconds=validation.range_of(step.seconds),
@@ -263,12 +268,16 @@ def _validation(source: str, job: Job, step: StepPrediction, network: str | None
     return judged if step.offloading is None else widen_for_input(judged, step.offloading)
 
 
-def _verdict(source: str, features: Features, load: float, step: StepPrediction) -> Verdict:
+def _verdict(
+    source: str, features: Features, load_and_exact: tuple[float, float], step: StepPrediction
+) -> Verdict:
     """Whether the run fits, judged by published memory of other sources."""
+    load, exact = load_and_exact
     is_short = load <= 1 and bool(step.retries or step.failures)
     return verdict_of(
         load,
         features.framework,
+        exact=exact,
         is_short=is_short,
         errors=_errors_of_others(source, features.framework, features.is_mixture),
     )
@@ -287,6 +296,8 @@ class StepPrediction:
     seconds: float
     peak_bytes: int
     """The bytes at the peak, in total."""
+    state_bytes: int
+    """Its model states. 0 where the peak is before the first step."""
     framework_bytes: int
     """The framework's part of the peak."""
     allocation: Allocation | None
@@ -341,9 +352,11 @@ def predict_step(job: Job, *, is_of_last_rank: bool = False) -> StepPrediction:
     """
     step = simulate_step(job, seconds_only=True)
     outcome = step.outcome
-    framework = framework_memory(job, outcome.plan).bytes
+    framework, plan = framework_memory(job, outcome.plan).bytes, step.peak_plan
+    is_at_start = startup_bytes(job, plan) == step.peak_bytes
+    states = 0 if is_at_start else state_bytes(bytes_at_peak(plan))
     breakdown = seconds_by_cause(outcome)
-    last, count = step.peak_plan.programs[-1], step.outcome_micro_batches
+    last, count = plan.programs[-1], step.outcome_micro_batches
     last_rank_bytes = (
         max(last.memoize(device_peaks).get("gpu", 0), last.startup_bytes) if is_of_last_rank else None
     )
@@ -351,8 +364,8 @@ def predict_step(job: Job, *, is_of_last_rank: bool = False) -> StepPrediction:
     seconds = step.seconds + waiting_seconds(loading, training, job.gpus_per_node, ranks, step.seconds)
     simulated = outcome.trace.step_seconds
     return StepPrediction(
-        seconds, step.peak_bytes, framework, outcome.allocation, count, breakdown, simulated, last_rank_bytes,
-        input_spread(OFFLOADING, full_offload_range(step), seconds),
+        seconds, step.peak_bytes, states, framework, outcome.allocation, count, breakdown, simulated,
+        last_rank_bytes, input_spread(OFFLOADING, full_offload_range(step), seconds),
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import ResidentMemory, largest_ratio, peak_bytes, resident_memory, tier_usage
 from zsim.plan.ops import Plan
 from zsim.report.memory import Remedy
-from zsim.report.views.text.plain import SHARDING
+from zsim.report.views.text.sentences import SHARDING
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import num_experts

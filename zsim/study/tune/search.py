@@ -63,6 +63,8 @@ class SearchResult:
     num_candidates: int = 0
     num_refused: int = 0
     num_too_large: int = 0
+    replaced: set[int] = field(default_factory=set)
+    """Numbers of candidates that do not fit, and were replaced."""
     num_replaced: int = 0
     """Configurations that do not fit with their first loss, and were tried with another."""
     num_too_slow: int = 0
@@ -129,6 +131,8 @@ def search(
     best = result.best[0].objective_value(objective) if result.best else inf
     result.num_left = sum(entry.worth < best for entry in queue)
     result.num_too_slow = len(queue) - result.num_left
+    later = {candidate.number for candidate in replacements.values()}
+    result.num_replaced = len(result.replaced - later)
     result.least_bound = queue[0].worth if result.num_left else None
     return result
 
@@ -163,9 +167,9 @@ def _bound_entries(
             and evaluator.is_too_large(candidate, bound)
             and candidate.number in replacements
         ):
+            result.replaced.add(candidate.number)
             candidate = replacements[candidate.number]
             bound = evaluator.bound(candidate)
-            result.num_replaced += 1
         if bound is None:
             result.num_refused += 1
         elif evaluator.is_too_large(candidate, bound):
@@ -204,7 +208,7 @@ def _check_memory(
     def replacement_entries(entry: _Entry) -> list[_Entry]:
         number = entry.candidate.number
         if number in replacements:
-            result.num_replaced += 1
+            result.replaced.add(number)
             return _bound_entries(evaluator, [replacements[number]], objective, result, replacements)
         result.num_too_large += 1
         return []

@@ -10,7 +10,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
-from zsim.report.views.text.plain import format_remedy
+from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment

@@ -32,9 +32,9 @@ from zsim.study.scaling.scaling import run_scaling
 from zsim.study.topologies.figures import animate_step, cluster_figure, loads_figure
 from zsim.study.topologies.result import animation_page
 from zsim.ui.answer import Answer, Prediction, Predictions, answer, remedy_settings, setting_token
+from zsim.ui.files import apply_text, file_content
 from zsim.ui.form import DisplayedValues, Form
 from zsim.ui.recordings import Recordings
-from zsim.ui.uploads import apply_text, file_content
 from zsim.ui.whole_run import Tile, run_figures, run_of, run_sentences, run_tiles
 from zsim.ui.words import ANIMATION_FILE, RUN_FILE
 

@@ -1,14 +1,4 @@
-"""The answer of an RL step.
-
-The intervals of 80 % of an RL step and of its phases, by errors of published ones.
-
-Each end is one of split conformal prediction: of n factors in order, that of place 0.9 (n + 1), or the last
-where there are too few. Only rows to which constants may be fitted are counted, so that rows that are there
-to report errors tell whether the intervals hold (validation/rl/README.md). Constants of steps, trainers and
-rollouts were fitted to the same rows, which then lie about as often on either side: the larger factor is for
-both ends.
-`python -m validation.rl.calibration` prints the factors.
-"""
+"""The answer of an RL step."""
 
 from __future__ import annotations
 
@@ -21,9 +11,11 @@ import numpy as np
 
 from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
+from zsim.plan.ops import state_bytes
 from zsim.report.energy import bill
 from zsim.report.views.result import Displayable
-from zsim.report.views.text.plain import missing_memory, named_columns, paragraph, table
+from zsim.report.views.text.plain import named_columns, paragraph, table
+from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.job import gpus_label, strategy_label
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.units import format_bytes, format_gpus, format_seconds
@@ -46,7 +38,14 @@ from zsim.workflows.rollout.limits import BLOCK_TOKENS
 
 
 class PhaseSpread(NamedTuple):
-    """Factors from what is simulated to the ends of its interval."""
+    """Factors from what is simulated to the ends of its interval of 80 %, by errors of published steps.
+
+    Each end is one of split conformal prediction: of n factors in order, that of place 0.9 (n + 1), or the
+    last where there are too few. Only rows to which constants may be fitted are counted, so that rows that
+    are there to report errors tell whether the intervals hold (validation/rl/README.md). Constants of steps,
+    trainers and rollouts were fitted to the same rows, which then lie about as often on either side: the
+    larger factor is for both ends. `python -m validation.rl.calibration` prints the factors.
+    """
 
     below: float
     """What is simulated, over the least that is to be expected."""
@@ -153,7 +152,12 @@ class RlResult(Displayable):
         features = None if report.validation is None else report.validation.features
         framework, is_mixture = ("", False) if features is None else (features.framework, features.is_mixture)
         verdicts = {
-            name: verdict_of(phase.total / self.capacity_bytes, framework, is_mixture=is_mixture)
+            name: verdict_of(
+                phase.total / self.capacity_bytes,
+                framework,
+                exact=state_bytes(phase.by_category) / self.capacity_bytes,
+                is_mixture=is_mixture,
+            )
             for name, phase in self.memory.items()
         }
         verdicts["rollout"] = self._rollout_verdict(framework, is_mixture)
@@ -175,7 +179,8 @@ class RlResult(Displayable):
         room, remnant = self.capacity_bytes - engine, phase.total - engine
         if room <= 0 or not remnant:
             return verdict_of(phase.total / self.capacity_bytes, "", errors=_CERTAIN)
-        return verdict_of(remnant / room, framework, is_mixture=is_mixture)
+        exact = state_bytes(phase.by_category) / room
+        return verdict_of(remnant / room, framework, exact=exact, is_mixture=is_mixture)
 
     @property
     def verdict(self) -> Verdict:

@@ -31,7 +31,7 @@ from zsim.report.views.tables import (
     sent_table,
 )
 from zsim.report.views.text.pipeline import parallel_tables
-from zsim.report.views.text.plain import format_trust, headline
+from zsim.report.views.text.sentences import format_trust, headline
 from zsim.trace.trace import Trace, drive_rates
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_percent, format_rate, format_seconds
 

@@ -24,7 +24,8 @@ from zsim.report.views.tables import (
     traffic_table,
 )
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
-from zsim.report.views.text.plain import WIDTH, headline, paragraph
+from zsim.report.views.text.plain import WIDTH, paragraph
+from zsim.report.views.text.sentences import headline
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_percent, format_seconds, format_tokens
 from zsim.validated.validation import Validation, describe_unexplained, format_validation
 

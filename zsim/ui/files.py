@@ -1,10 +1,8 @@
-"""Models, clusters, files and recordings of the user, pasted or uploaded.
+"""Files of the page: those that the user gives it, pasted or uploaded, and those that it offers.
 
-A model or a cluster becomes a line of the other settings, an experiment or a training file turns the fields,
-and a recorded step is shown with the simulated one.
-
-An experiment or another program's training file in the page: fields are turned as the file says, and what
-has no field becomes lines of the other settings.
+A model or a cluster becomes a line of the other settings, and a recorded step is shown with the simulated
+one. Of an experiment or another program's training file the fields are turned as the file says, and what has
+no field becomes lines of the other settings.
 """
 
 from __future__ import annotations
