@@ -40,7 +40,7 @@ PAGES = {
     "commands.run:_write_rl": Written(
         ["run", "rl.toml", "--out", "."], "report.html", ["phases", "timeline", "running", "cache"],
     ),
-    "commands.calibrate:calibrate": Written(
+    "commands.recorded:calibrate": Written(
         ["calibrate", str(ROOT / "traces" / "cpu-2core-epyc" / "microbench.json"), "--base", "cpu-gloo",
          "--page", "page.html"], "page.html", [f"fit{number}" for number in (2, 3, 4, 5, 10, 11, 12)],
     ),

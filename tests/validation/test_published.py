@@ -211,6 +211,6 @@ def test_the_errors_on_published_runs_have_not_grown(source: str) -> None:
 def test_what_the_start_takes_was_reserved_too() -> None:
     """ml-engineering's at 8k tokens: the whole model on each GPU before ZeRO-3 shards it."""
     allocation = Allocation(30, 40, 100, AllocatorCounts(retries=0, failures=0, released=0, segments=0))
-    usual, start = (StepPrediction(1.0, peak, 5, allocation, 1, {}, 1.0).memory for peak in (33, 70))
+    usual, start = (StepPrediction(1.0, peak, 0, 5, allocation, 1, {}, 1.0).memory for peak in (33, 70))
     assert usual == {"allocated": 28, "active": 30, "reserved": 40, "device": 45}
     assert start == {"allocated": 65, "active": 65, "reserved": 65, "device": 70}

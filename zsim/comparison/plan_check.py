@@ -52,6 +52,11 @@ class Call:
     """The index of the call's span in its trace, -1 without a trace."""
 
     @property
+    def generic(self) -> Call:
+        """The same call with the numbers of blocks in its module replaced by `*`."""
+        return replace(self, module=mask_numbers(self.module))
+
+    @property
     def wire(self) -> tuple[str, int, str, int, int | None]:
         """The fields that determine the traffic: everything but the module and the stream."""
         return self.kind, self.bytes, self.dtype, self.group_size, self.group_stride

@@ -482,7 +482,7 @@ def run_length(experiment: Experiment) -> tuple[TrainingRunTable, CostTable | No
             'run: how far does it go? expected run.tokens (as in tokens = "15T"), run.steps or run.days, or '
             "--tokens or --samples"
         )
-    return table, cost and cost.in_sequences(experiment.training.sequences_per_sample)
+    return table, cost and cost.scale_samples(experiment.training.sequences_per_sample)
 
 
 def _simulate_step(experiment: Experiment, simulator: Simulator) -> Result:

@@ -72,7 +72,10 @@ def shard_adapter(module: Module, parallelism: ParallelismConfig, *, is_row: boo
 
 def _shard(module: Module, work: Linear, dimension: int, ranks: int) -> Module:
     """A product cut along a dimension of its weight."""
-    parameters = tuple(shard_parameter(parameter, dimension, ranks) for parameter in module.parameters)
+    parameters = tuple(
+        resize_parameter(parameter, dimension, -(-parameter.shape[dimension] // ranks))
+        for parameter in module.parameters
+    )
     return replace(module, op_spec=work, parameters=parameters)
 
 
@@ -173,8 +176,8 @@ def output_dimension(parameter: Parameter, work: Linear) -> int:
 
 
 def shard_parameter(parameter: Parameter, dimension: int, ranks: int) -> Parameter:
-    """The largest part of the parameter, cut along a dimension."""
-    return resize_parameter(parameter, dimension, -(-parameter.shape[dimension] // ranks))
+    """The parameter cut along a dimension."""
+    return resize_parameter(parameter, dimension, parameter.shape[dimension] // ranks)
 
 
 def resize_parameter(parameter: Parameter, dimension: int, size: int) -> Parameter:

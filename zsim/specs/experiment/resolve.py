@@ -193,7 +193,7 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
         simulation=experiment.simulation,
         faults=experiment.faults,
         jitter=resolve_jitter(experiment.jitter),
-        cost=experiment.cost and experiment.cost.in_sequences(experiment.training.sequences_per_sample),
+        cost=experiment.cost and experiment.cost.scale_samples(experiment.training.sequences_per_sample),
     )
 
 

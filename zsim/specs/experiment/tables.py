@@ -146,7 +146,7 @@ class CostTable(StrictTable):
             raise ValueError("found epochs of no data set; expected tokens or samples beside them")
         return self
 
-    def in_sequences(self, sequences_per_sample: int) -> CostTable:
+    def scale_samples(self, sequences_per_sample: int) -> CostTable:
         """The same run, with its samples counted in sequences."""
         if self.samples is None or sequences_per_sample == 1:
             return self

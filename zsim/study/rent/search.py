@@ -127,7 +127,7 @@ def rent_question(
     if length.tokens is None and length.samples is None:
         raise InputError("rent: how long is the run? expected --tokens N (20M, 1T) or --samples N")
     start = base_of(experiment)
-    length = length.in_sequences(experiment.training.sequences_per_sample)
+    length = length.scale_samples(experiment.training.sequences_per_sample)
     sequence_length = start.job.training.sequence_length
     tokens = length.run_tokens(sequence_length)
     assert tokens is not None, "it has a length"

@@ -126,7 +126,7 @@ class RolloutTuning(Displayable):
             ),
             [_cells(candidate) for candidate in shown],
         )
-        yield "trainer, engines: the part of the step in which their GPUs are busy."
+        yield "In percent: how much of the step the GPUs of the trainer and of the engines are busy."
         yield ""
         for placement in placements:
             best = self.best_of(placement)
