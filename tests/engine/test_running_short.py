@@ -82,7 +82,7 @@ def test_retries_of_micro_batches_that_are_not_simulated_count_too() -> None:
 
 def test_a_full_memory_does_not_make_offloading_faster() -> None:
     """GPT-NeoX 20B under ZeRO-3 on 16 V100 of 32 GB, of which its tensors take 26: it retries 26 times a
-    step of 3.5 s, and is faster all the same than with states and parameters on the host, where the optimizer
+    step of 3.2 s, and is faster all the same than with states and parameters on the host, where the optimizer
     alone takes longer."""
     homes = {device: {"device": "cpu"} for device in DEVICES}
     jobs: tuple[dict[str, Any], ...] = ({}, homes)
@@ -90,7 +90,7 @@ def test_a_full_memory_does_not_make_offloading_faster() -> None:
     here, there = (zero("gpt-neox-20b", "dgx-2", 1, training, **switches) for switches in jobs)
     assert here.allocator is not None
     assert here.allocator.retries > 0
-    assert here.allocator.step_seconds_without_retries == pytest.approx(3.53, rel=0.02)
+    assert here.allocator.step_seconds_without_retries == pytest.approx(3.24, rel=0.02)
     assert here.step_seconds < there.step_seconds
 
 

@@ -37,13 +37,13 @@ def deepspeed(stage: int, **zero: Any) -> dict[str, Any]:
 
 
 def test_deepspeed_over_several_nodes_is_told_its_step_without_overlap() -> None:
-    """Kernels and collectives in one line take what they take with `overlap_comm` off, where all are on one
-    stream (within the 1 % by which kernels are slower beside a collective that is not beside them now)."""
+    """With `overlap_comm` off only reductions are on the stream of kernels: gathers issued ahead still run
+    beside them, so that such a step lies between the two."""
     found = report(deepspeed(3))
     without = found.step_seconds_without_overlap
     assert without is not None
     assert without > 1.1 * found.step_seconds
-    assert without == pytest.approx(report(deepspeed(3, overlap_comm=False)).step_seconds, rel=0.01)
+    assert found.step_seconds < report(deepspeed(3, overlap_comm=False)).step_seconds < without
     assert (
         f"Without overlap the step would take {format_seconds(without)}; most published runs" in found.limit
     )
@@ -58,7 +58,7 @@ def test_it_is_the_step_of_a_simulation_of_its_own(stage: int) -> None:
 
 
 def test_a_step_that_hides_nothing_is_told_nothing() -> None:
-    found = report(deepspeed(3, overlap_comm=False))
+    found = report(deepspeed(1, overlap_comm=False))
     assert found.step_seconds_without_overlap == pytest.approx(found.step_seconds, rel=1e-9)
     assert "were hidden" not in found.limit
 
