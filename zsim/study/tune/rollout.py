@@ -126,7 +126,7 @@ class RolloutTuning(Displayable):
             ),
             [_cells(candidate) for candidate in shown],
         )
-        yield "In percent: how much of the step the GPUs of the trainer and of the engines are busy."
+        yield "In percent: how long GPUs of the trainer and of the engines are busy."
         yield ""
         for placement in placements:
             best = self.best_of(placement)
