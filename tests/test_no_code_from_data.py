@@ -37,7 +37,6 @@ ALLOWED = {
     ("specs/strategy/registry.py", "importlib"): "a module of zsim's own folder of a framework",
     ("specs/experiment/programs.py", "importlib"): "a module of zsim's own folder of a program",
     ("specs/formats/program.py", "importlib"): "the module `read` of a program's own folder",
-    ("programs/marks.py", "importlib"): "the module `read` of a program's own folder, by its row's name",
     ("specs/lazy_model.py", "importlib"): "a table of zsim's own, by the name in its annotation",
     ("report/views/html/page.py", "importlib"): "the file plotly.min.js of the installed plotly",
     ("study/check/targets.py", "importlib"): "the checkout's own checks of recorded cases, by a fixed name",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from zsim.specs.formats.program import ProgramSource, ValuesProgram
@@ -54,8 +52,9 @@ class MarkedProgram(ValuesProgram):
         """The name of the folder beside this module that has its reader."""
         return self.name.replace("-", "_")
 
-    def reading_module(self) -> ModuleType:
-        return importlib.import_module(f"{__package__}.{self.folder}.read")
+    @property
+    def package(self) -> str:
+        return f"{__package__}.{self.folder}"
 
     def recognises(self, source: ProgramSource) -> bool:
         marks = marks_of(source)

@@ -169,9 +169,14 @@ class TrainingProgram:
         """
         raise NotImplementedError
 
+    @property
+    def package(self) -> str:
+        """The package of the program's folder."""
+        return type(self).__module__.rpartition(".")[0]
+
     def reading_module(self) -> ModuleType:
         """The module `read` of the program's folder, which is imported when a file is read."""
-        return importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.read")
+        return importlib.import_module(f"{self.package}.read")
 
 
 class ValuesProgram(TrainingProgram):
