@@ -10,11 +10,13 @@ import pytest
 
 from zsim.cost.kernels.kernel import total_flops
 from zsim.cost.kernels.moved_rows import INDEX_ADD, SCATTER_ADD, RowPasses
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.plan.checks import check_plan
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.plan.parallel.experts import expand_experts
 from zsim.specs.experiment.job import Job, parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -165,6 +167,30 @@ def test_torchtitan_forces_balance_in_turn_so_that_a_token_reaches_few_ranks() -
             if (kind, group) == ("all_to_all", "expert")
         }
         assert sizes == {round(TOKENS * reached) * HIDDEN * 2}
+
+
+@pytest.mark.parametrize(("gpus", "degree", "library"), [(8, 8, "deepep"), (16, 16, "hybridep")])
+def test_a_merging_dispatcher_makes_rows_on_the_way_there_and_tokens_on_the_way_back(
+    gpus: int, degree: int, library: str
+) -> None:
+    """Dispatch makes a row for every rank that a token reaches, 1.5 times as many on the fullest rank, and
+    what comes back is added up to the rank's own tokens, in forward behind the experts and in backward before
+    them. Between nodes rows are in the library's buffers."""
+    job = job_of(SHARDED, {"expert": degree, "dispatcher": library, "expert_imbalance": 1.5}, gpus=gpus)
+    block = expand_experts(job.model, job.parallelism.experts).blocks[0]
+    shape, options = BatchShape(1, TOKENS), WorkOptions()
+    token = TOKENS * HIDDEN * 2
+    reached = expected_partitions(EXPERTS, TOP_K, degree)
+    made = {"dispatch": [0, 0], "combine": [0, 0]}
+    for module in block.modules:
+        for way in made:
+            if f" {way} tokens" in module.name:
+                seen = shape.seen_by(module)
+                made[way][0] += module.op_spec.forward_extra_bytes(module, seen, options)
+                made[way][1] += module.op_spec.backward_extra_bytes(module, seen, options)
+    received = 1.5 * reached * token
+    assert made["dispatch"] == pytest.approx([received, token], rel=2e-3)
+    assert made["combine"] == pytest.approx([token, received], rel=2e-3)
 
 
 def test_across_nodes_it_sends_a_token_once_to_every_node() -> None:

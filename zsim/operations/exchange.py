@@ -64,6 +64,12 @@ class Exchange(Operation):
     """The kernels of the exchange between nodes pass these bytes on
     (`ExchangeLibrary.forwarded_bytes_fraction`), without a call of their own.
     """
+    forward_result: float = 1.0
+    """Rows of the tensor that an all-to-all makes in forward, for each that it moves. A library that adds up
+    a token's rows makes fewer, and none where it passes them on in its own buffers.
+    """
+    backward_result: float = 1.0
+    """The same in backward."""
 
     @property
     def is_function(self) -> bool:
@@ -82,22 +88,24 @@ class Exchange(Operation):
         return True
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        return self._result_bytes(self.forward, shape.tokens, options)
+        return self._result_bytes(self.forward, shape.tokens, options, self.forward_result)
 
     def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        return self._result_bytes(self.backward, shape.tokens, options)
+        return self._result_bytes(self.backward, shape.tokens, options, self.backward_result)
 
     def kept_outputs(self, shape: BatchShape, options: WorkOptions) -> Sizes:
-        return (self._result_bytes(self.forward, shape.tokens, options),)
+        return (self._result_bytes(self.forward, shape.tokens, options, self.forward_result),)
 
-    def _result_bytes(self, kind: ExchangeKind | None, tokens: int, options: WorkOptions) -> int:
-        """Bytes of the tensor that one of its collectives makes: all tokens' or a rank's part. An all-reduce
-        works in place.
+    def _result_bytes(self, kind: ExchangeKind | None, tokens: int, options: WorkOptions, rows: float) -> int:
+        """Bytes of the tensor that one of its collectives makes: all tokens', a rank's part, or `rows` for
+        each that an all-to-all moves. An all-reduce works in place.
         """
         element = 4 if self.in_fp32 else options.activation_bytes
         if self.dtype:
             element = DTYPE_BYTES[self.dtype]
         full = (self.numel or tokens * self.width) * element
-        return {"all_gather": full, "reduce_scatter": full // self.ranks, "all_to_all": full}.get(
-            kind or "", 0
-        )
+        return {
+            "all_gather": full,
+            "reduce_scatter": full // self.ranks,
+            "all_to_all": round(full * rows),
+        }.get(kind or "", 0)

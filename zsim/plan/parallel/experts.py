@@ -334,12 +334,12 @@ class _Layer:
         counts = [self._move("sort", 0.0, host_waits=True)] if split.host_waits else []
         return [
             *counts,
-            *self._send_tokens("dispatch", reached),
+            *self._send_tokens(reached),
             *row_map_modules(self.experts, split, received),
             self._move("permute", rows, rows_per_token=received, shards=shards),
             *self._products(received * rows, shards),
             self._move("unpermute", rows, rows_per_token=received, shards=shards),
-            *reversed(self._send_tokens("combine", reached)),
+            *self._return_tokens(reached),
             *self._shared_sum(),
         ]
 
@@ -350,20 +350,54 @@ class _Layer:
             return partitions_in_turn(experts, k, partitions)
         return expected_partitions(experts, k, partitions, choice.num_groups, choice.top_groups)
 
-    def _send_tokens(self, name: str, reached: float) -> list[Module]:
-        """Send a token to every rank that it reaches, across nodes once per node, and on among its ranks."""
+    def _send_tokens(self, reached: float) -> list[Module]:
+        """Send a token to every rank that it reaches, across nodes once per node, and on among its ranks.
+
+        Forward makes the rows of the rank's experts, and backward, which adds up a token's gradients on the
+        way, the rank's tokens (deepseek-ai/DeepEP 1.2.1 deep_ep/buffer.py, `recv_x` of `dispatch` and
+        `combined_x` of `combine`).
+        """
         split, group = self.split, self._layer_group()
+        received = split.imbalance
         if split.nodes == 1:
-            exchange = self._library_exchange(split.members, group)
-            return [self._exchange(f"{name} tokens", exchange, reached, split.token_ranks)]
+            exchange = replace(
+                self._library_exchange(split.members, group),
+                forward_result=received,
+                backward_result=1 / reached,
+            )
+            return [self._exchange("dispatch tokens", exchange, reached, split.token_ranks)]
         per_node, nodes = split.members // split.nodes, self._reached_partitions(split.nodes)
         forwards = reached * (1 - 1 / per_node) / (nodes * (1 - 1 / split.nodes))
-        inter_node = self._library_exchange(split.nodes, EXPERT_RAIL, forwards)
-        exchanges = [self._exchange(f"{name} tokens between nodes", inter_node, nodes, split.token_ranks)]
+        inter_node = replace(
+            self._library_exchange(split.nodes, EXPERT_RAIL, forwards),
+            forward_result=0.0 if per_node > 1 else received,
+            backward_result=1 / nodes,
+        )
+        exchanges = [self._exchange("dispatch tokens between nodes", inter_node, nodes, split.token_ranks)]
         if per_node > 1:
-            intra_node = replace(self._library_exchange(per_node, EXPERT_NODE), shares_forwarded_bytes=True)
-            exchanges.append(self._exchange(f"{name} tokens", intra_node, reached, split.token_ranks))
+            intra_node = replace(
+                self._library_exchange(per_node, EXPERT_NODE),
+                shares_forwarded_bytes=True,
+                forward_result=received,
+                backward_result=0.0,
+            )
+            exchanges.append(self._exchange("dispatch tokens", intra_node, reached, split.token_ranks))
         return exchanges
+
+    def _return_tokens(self, reached: float) -> list[Module]:
+        """The way back of `_send_tokens`, whose forward is the other's backward."""
+        returned = []
+        for module in reversed(self._send_tokens(reached)):
+            exchange = module.op_spec
+            assert isinstance(exchange, Exchange)
+            back = replace(
+                exchange,
+                forward_result=exchange.backward_result,
+                backward_result=exchange.forward_result,
+            )
+            name = module.name.replace(" dispatch ", " combine ")
+            returned.append(replace(module, name=name, op_spec=back))
+        return returned
 
     def _library_exchange(self, ranks: int, group: str, forwards: float = 0.0) -> Exchange:
         work = _all_to_all_exchange(self.work.in_features, ranks, group)
