@@ -220,8 +220,8 @@ HEAD = 1000 * 256
 @pytest.mark.parametrize(
     ("strategy", "gpus", "more"),
     [
-        # weights in fp32, frozen ones in bf16: the head's 2 bytes become a trained copy's 4 beside the 2
-        ({"kind": "ddp"}, 2, 4 * HEAD),
+        # frozen weights are in bf16: the head's 2 bytes become a trained copy's 2, or 4, beside the 2
+        ({"kind": "ddp"}, 2, 2 * HEAD),
         ({"kind": "deepspeed", "stage": 2}, 2, 2 * HEAD),
         ({"kind": "deepspeed", "stage": 3}, 2, 2 * HEAD // 2),
         ({"kind": "fsdp2"}, 2, 4 * HEAD // 2),
@@ -234,7 +234,7 @@ def test_peft_keeps_the_original_beside_what_is_trained_whole(
 ) -> None:
     """`get_peft_model` of PEFT 0.21.2 on this model in bf16: with modules_to_save = ["lm_head"] it has
     `lm_head.original_module.weight`, frozen, and `lm_head.modules_to_save.default.weight`, 256,000 elements
-    each."""
+    each. The copy is in bf16 too, beside adapters in fp32."""
     lora = {"rank": 8, "targets": "all-linear"}
     plain = make_plan(job(strategy, gpus, lora=lora))
     saved = make_plan(job(strategy, gpus, lora={**lora, "modules_to_save": ["lm_head"]}))
@@ -243,6 +243,40 @@ def test_peft_keeps_the_original_beside_what_is_trained_whole(
         for plan in (plain, saved)
     ]
     assert sizes[1] - sizes[0] == more
+
+
+@pytest.mark.parametrize(("dtype", "bytes_each"), [(None, 2), ("bf16", 2), ("fp32", 4)])
+def test_gradients_and_states_of_what_is_trained_whole_have_its_type(
+    dtype: str | None, bytes_each: int
+) -> None:
+    """One GPU keeps the head's weight, and two states of AdamW, in the type that the copy has. Two GPUs
+    reduce its gradient in that type, apart from the adapters' in fp32."""
+    lora = {"rank": 8, "targets": "all-linear", "dtype": dtype}
+    whole = {**lora, "modules_to_save": ["lm_head"]}
+    plans = [make_plan(job({"kind": "ddp"}, 1, lora=table)) for table in (lora, whole)]
+    states = [
+        sum(one.bytes for one in plan.programs[0].resident if one.category == "optimizer_states")
+        for plan in plans
+    ]
+    assert states[1] - states[0] == 2 * bytes_each * HEAD
+    reduced: dict[str, int] = {}
+    for op in make_plan(job({"kind": "ddp"}, 2, lora=whole)).programs[0].ops:
+        if isinstance(op.work, Collective):
+            reduced[op.work.dtype] = reduced.get(op.work.dtype, 0) + op.work.bytes
+    types = {"bf16", "fp32"} if dtype is None else {dtype}
+    assert reduced.keys() == types
+    assert sum(reduced.values()) == sum(
+        numel * size
+        for numel, size in (
+            (HEAD, bytes_each),
+            (trained_numel(lora), 2 if dtype == "bf16" else 4),
+        )
+    )
+
+
+def trained_numel(lora: dict[str, Any]) -> int:
+    numel: int = job({"kind": "ddp"}, 1, lora=lora).model.trainable_numel
+    return numel
 
 
 @pytest.mark.parametrize("more", [{}, {"replicate": 2}, {"cpu_offload": True}, {"no_sync": True}], ids=str)

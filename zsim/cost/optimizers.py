@@ -43,6 +43,8 @@ class UpdatedTensor:
     """A weight of a hidden layer, for optimizers that treat those differently (Muon): two dimensions, and
     neither an embedding nor the head.
     """
+    dtype: str = ""
+    """The type of the parameter, its gradient and its states. Empty for that of all."""
 
     @property
     def numel(self) -> int:
@@ -174,12 +176,13 @@ EXTRA: Mapping[str, tuple[int, int, int]] = {
 
 
 def state_tensors(name: str, tensors: Sequence[UpdatedTensor], dtype: str = "fp32") -> tuple[int, ...]:
-    """Bytes of every state tensor for `tensors`, in order. `dtype` is the type the parameters are stored in.
+    """Bytes of every state tensor for `tensors`, in order. `dtype` is the type of parameters without one of
+    their own.
 
     Raises what `optimizer_of` raises.
     """
     rule = STATES[optimizer_of(name).name]
-    return tuple(size for tensor in tensors for size in rule(tensor, dtype) if size)
+    return tuple(size for tensor in tensors for size in rule(tensor, tensor.dtype or dtype) if size)
 
 
 Kernels = tuple[Kernel, ...]

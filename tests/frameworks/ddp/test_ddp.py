@@ -24,7 +24,8 @@ PlanFor = Callable[..., Plan]
 
 
 def sizes(numels: list[int], first_cap: int, cap: int) -> list[int]:
-    return [sum(numels[i] for i in bucket) for bucket in ddp_buckets(numels, first_cap, cap)]
+    buckets = ddp_buckets([(numel, "fp32") for numel in numels], first_cap, cap)
+    return [sum(numels[i] for i in bucket) for bucket in buckets]
 
 
 def resnet50() -> list[int]:
@@ -68,12 +69,19 @@ def test_an_explicit_cap_holds_for_the_first_bucket_too() -> None:
 
 def test_a_bucket_of_exactly_its_cap_is_full() -> None:
     """1 MiB is 262,144 fp32 elements; one element less does not close the bucket."""
-    assert ddp_buckets([262_144, 1], *DEFAULT_CAPS) == [[0], [1]]
-    assert ddp_buckets([262_143, 1, 1], *DEFAULT_CAPS) == [[0, 1], [2]]
+    assert sizes([262_144, 1], *DEFAULT_CAPS) == [262_144, 1]
+    assert sizes([262_143, 1, 1], *DEFAULT_CAPS) == [262_144, 1]
 
 
 def test_half_precision_gradients_fill_buckets_half_as_fast() -> None:
-    assert ddp_buckets([262_144, 262_144, 1], *DEFAULT_CAPS, element_bytes=2) == [[0, 1], [2]]
+    gradients = [(262_144, "bf16"), (262_144, "bf16"), (1, "bf16")]
+    assert ddp_buckets(gradients, *DEFAULT_CAPS) == [[0, 1], [2]]
+
+
+def test_gradients_of_two_types_fill_buckets_of_their_own() -> None:
+    """reducer.cpp keys buckets by type and device; each has the small first cap."""
+    gradients = [(262_144, "bf16"), (262_144, "fp32"), (262_144, "bf16"), (1, "fp32"), (1, "bf16")]
+    assert ddp_buckets(gradients, *DEFAULT_CAPS) == [[1], [0, 2], [3], [4]]
 
 
 def test_no_parameters_have_no_buckets() -> None:
@@ -84,7 +92,7 @@ def test_no_parameters_have_no_buckets() -> None:
 def test_buckets_hold_every_gradient_once_and_all_but_the_last_are_full(
     numels: list[int], first_cap: int, cap: int
 ) -> None:
-    buckets = ddp_buckets(numels, first_cap, cap)
+    buckets = ddp_buckets([(numel, "fp32") for numel in numels], first_cap, cap)
     assert [position for bucket in buckets for position in bucket] == list(range(len(numels)))
     for number, bucket in enumerate(buckets[:-1]):
         limit = cap if number else first_cap

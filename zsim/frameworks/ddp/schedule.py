@@ -18,7 +18,7 @@ embeddings use their fp32 weights directly.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.ddp.settings import DdpConfig
@@ -47,34 +47,35 @@ ALL_REDUCE = "all_reduce"
 
 
 def ddp_buckets(
-    numels: Sequence[int], first_cap_bytes: int, cap_bytes: int, element_bytes: int = 4
+    gradients: Sequence[tuple[int, str]], first_cap_bytes: int, cap_bytes: int
 ) -> list[list[int]]:
-    """The positions in `numels` of each bucket's parameters.
+    """The positions in `gradients` (elements, type) of each bucket's parameters, which have one type.
 
-    `numels` are in the order in which gradients become ready, by which torch forms buckets from the second
+    Gradients are in the order in which they become ready, by which torch forms buckets from the second
     iteration on. A bucket is closed once it holds its cap or more. Source:
     `compute_bucket_assignment_by_size` in torch/csrc/distributed/c10d/reducer.cpp.
     """
     buckets: list[list[int]] = []
-    bucket: list[int] = []
-    size, cap = 0, first_cap_bytes
-    for position, numel in enumerate(numels):
-        bucket.append(position)
-        size += numel * element_bytes
-        if size >= cap:
-            buckets.append(bucket)
-            bucket, size, cap = [], 0, cap_bytes
-    if bucket:
-        buckets.append(bucket)
+    open_buckets: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    caps: dict[str, int] = {}
+    for position, (numel, dtype) in enumerate(gradients):
+        open_buckets.setdefault(dtype, []).append(position)
+        sizes[dtype] = sizes.get(dtype, 0) + numel * DTYPE_BYTES[dtype]
+        if sizes[dtype] >= caps.get(dtype, first_cap_bytes):
+            buckets.append(open_buckets.pop(dtype))
+            sizes[dtype], caps[dtype] = 0, cap_bytes
+    buckets += open_buckets.values()
     return buckets
 
 
 @dataclass
 class _Bucket:
-    """One flat buffer in the stored type, and the number of gradients missing in this backward."""
+    """One flat buffer of gradients of one type, and the number of them missing in this backward."""
 
     number: int
-    numel: int
+    dtype: str
+    num_bytes: int
     num_parameters: int
     num_missing: int = 0
     reduce_event: int = 0  # the all-reduce's event
@@ -104,17 +105,21 @@ class DdpSchedule(Hooks):
         )
         order = _backward_order(workload)
         ready_parameters = [parameter for call in order for parameter in reversed(call.trainable_parameters)]
-        self.gradient_numels = [parameter.numel for parameter in ready_parameters]
-        self.updated = optimizer_tensors(
-            workload, [(parameter, parameter.shape) for parameter in ready_parameters]
-        )
+        self.gradients = [(parameter.numel, self._type_of(parameter)) for parameter in ready_parameters]
+        self.gradient_bytes = self._bytes(ready_parameters)
+        tensors = optimizer_tensors(workload, [(one, one.shape) for one in ready_parameters])
+        self.updated = [
+            replace(tensor, dtype=dtype) for tensor, (_, dtype) in zip(tensors, self.gradients, strict=True)
+        ]
         self._buckets: list[_Bucket] = []
-        self._bucket_of: list[_Bucket] = []
         caps = strategy.first_bucket_cap_bytes, strategy.bucket_cap_bytes
-        for number, positions in enumerate(ddp_buckets(self.gradient_numels, *caps, self.stored_bytes)):
-            numel = sum(self.gradient_numels[position] for position in positions)
-            self._buckets.append(_Bucket(number, numel, len(positions)))
-            self._bucket_of += [self._buckets[-1]] * len(positions)
+        bucket_at: dict[int, _Bucket] = {}
+        for number, positions in enumerate(ddp_buckets(self.gradients, *caps)):
+            parameters = [ready_parameters[position] for position in positions]
+            dtype = self._type_of(parameters[0])
+            self._buckets.append(_Bucket(number, dtype, self._bytes(parameters), len(positions)))
+            bucket_at |= dict.fromkeys(positions, self._buckets[-1])
+        self._bucket_of = [bucket_at[position] for position in range(len(ready_parameters))]
         self._num_ready = 0
         self._is_syncing = True
         self._has_gradients = False
@@ -125,7 +130,7 @@ class DdpSchedule(Hooks):
         """The whole model and its optimizer states on every rank. The buckets stay between steps, and one
         rank has none.
         """
-        buckets = 0 if self.is_single_rank else self.stored_bytes * sum(self.gradient_numels)
+        buckets = 0 if self.is_single_rank else self.gradient_bytes
         return [
             Memory("parameters", parameter_bytes(self.workload, self.training.stored_dtype)),
             lazy_states(self.training, self.updated),
@@ -137,6 +142,12 @@ class DdpSchedule(Hooks):
     def action_state(self, micro_batch: int) -> Hashable | None:
         """Whether there are gradients to add to, and what of them and of the casts waits."""
         return micro_batch > 0, sum(self._held.values()), self._cached_cast_bytes
+
+    def _type_of(self, parameter: Parameter) -> str:
+        return parameter.stored_dtype or self.training.stored_dtype
+
+    def _bytes(self, parameters: Iterable[Parameter]) -> int:
+        return sum(parameter.numel * DTYPE_BYTES[self._type_of(parameter)] for parameter in parameters)
 
     # -- autocast: see [Note: autocast's casts] ---------------------------------------------------------
 
@@ -231,16 +242,18 @@ class DdpSchedule(Hooks):
         """
         for parameter in reversed(call.trainable_parameters):
             update(self.builder, self.training, [self.updated[self._num_ready]])
-            self.builder.free("gradients", parameter.numel * self.stored_bytes)
+            self.builder.free("gradients", self._bytes([parameter]))
             self._num_ready += 1
 
     def _tied_gradient(self, call: ModuleCall) -> None:
         """Hold the head's contribution to a tied weight's gradient until the embedding's contribution is
         ready, or a layer's to that of a block that it shares. Autograd sums up those of several layers.
         """
-        size, lender = call.borrowed_numel * self.stored_bytes, call.module.lender
+        lender = call.module.lender
+        is_cast = bool(lender) or self._casts_embedding
+        size = call.borrowed_numel * (self.stored_bytes if is_cast else self.low_bytes)
         self.builder.allocate("activations", size)
-        self._cast_gradient(call, call.borrowed_numel)
+        self._cast_gradient(call, call.borrowed_numel if is_cast else 0)
         if lender and lender in self._held:
             self._add_held(call, size)
         else:
@@ -256,11 +269,12 @@ class DdpSchedule(Hooks):
         """Issue the gradient in the stored type. It is added to the gradient of earlier micro-batches if
         there is one.
         """
-        builder, size = self.builder, call.trainable_numel * self.stored_bytes
+        builder, size = self.builder, self._bytes(call.trainable_parameters)
         is_kept = not self._has_gradients and not self.has_views
         builder.allocate("gradients" if is_kept else "buffers", size)
         if call.module.role is Role.PRODUCT:
-            self._cast_gradient(call, call.trainable_numel)
+            cast_parameters = [one for one in call.trainable_parameters if self._is_cast(one)]
+            self._cast_gradient(call, sum(parameter.numel for parameter in cast_parameters))
         elif size == self._held.get(""):
             builder.free("activations", self._held.pop(""))
         if call.name in self._held:
@@ -274,7 +288,7 @@ class DdpSchedule(Hooks):
             builder.free("buffers", size)
 
     def _cast_gradient(self, call: ModuleCall, numel: int) -> None:
-        if self.low_dtype == self.training.stored_dtype:
+        if self.low_dtype == self.training.stored_dtype or not numel:
             return
         cast_bytes = numel * self.low_bytes
         self.builder.allocate("buffers", cast_bytes)
@@ -291,7 +305,7 @@ class DdpSchedule(Hooks):
 
     def _copy_to_bucket(self, call: ModuleCall, parameters: Sequence[Parameter]) -> None:
         """Scale by 1 / world size into the bucket, parameter by parameter."""
-        size = sum(parameter.numel for parameter in parameters) * self.stored_bytes
+        size = self._bytes(parameters)
         self.builder.kernels(
             f"copy to bucket {call.name}",
             move_kernels(size, size, launches=len(parameters)),
@@ -304,8 +318,7 @@ class DdpSchedule(Hooks):
     def _all_reduce(self, bucket: _Bucket) -> None:
         builder = self.builder
         builder.wait_stream(ALL_REDUCE, COMPUTE)
-        size = bucket.numel * self.stored_bytes
-        work = Collective("all_reduce", size, self.training.stored_dtype, self.group.name)
+        work = Collective("all_reduce", bucket.num_bytes, bucket.dtype, self.group.name)
         bucket.reduce_event = builder.add(
             f"all_reduce bucket {bucket.number}", ALL_REDUCE, work, overhead="ddp_bucket"
         )
@@ -317,7 +330,7 @@ class DdpSchedule(Hooks):
         for bucket in self._buckets:
             self.builder.stream_wait(COMPUTE, bucket.reduce_event)
             if not self.has_views:
-                size = bucket.numel * self.stored_bytes
+                size = bucket.num_bytes
                 self.builder.kernels(
                     f"copy from bucket {bucket.number}",
                     move_kernels(size, size, launches=bucket.num_parameters),
@@ -329,13 +342,16 @@ class DdpSchedule(Hooks):
         """Clip and update the parameters of all stages of the rank. The norm is summed over the pipeline."""
         if self.strategy.optimizer_in_backward:
             return
-        numels = [numel for chunk in self.stage_hooks for numel in chunk.gradient_numels]
-        clip_gradients(self.builder, self.training, numels, ((PIPELINE, 4),))
+        numels: dict[str, list[int]] = {}
+        for numel, dtype in (gradient for chunk in self.stage_hooks for gradient in chunk.gradients):
+            numels.setdefault(dtype, []).append(numel)
+        for dtype, same_type in numels.items():
+            clip_gradients(self.builder, self.training, same_type, ((PIPELINE, 4),), dtype=dtype)
         update(
             self.builder, self.training, [tensor for chunk in self.stage_hooks for tensor in chunk.updated]
         )
         if not self.has_views:
-            self.builder.free("gradients", self.stored_bytes * sum(numels))
+            self.builder.free("gradients", sum(chunk.gradient_bytes for chunk in self.stage_hooks))
 
 
 def _backward_order(workload: Workload) -> list[ModuleCall]:

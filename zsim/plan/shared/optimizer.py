@@ -124,13 +124,25 @@ def update(
     name: str = UPDATE,
     overhead: str | None = "optimizer_step",
 ) -> None:
-    """Issue the update of this rank's part of each tensor. Types default to `stored_dtype`.
+    """Issue the update of this rank's part of each tensor. Types default to the tensor's own, or else to
+    `stored_dtype`: tensors of one type are updated together (`_group_tensors_by_device_and_dtype`).
 
     `foreach` Adam allocates the square roots of all second moments at once (`_foreach_sqrt`). bitsandbytes
     waits for the GPU after every tensor.
     """
-    stored = state_dtype or training.stored_dtype
-    gradient = gradient_dtype or training.stored_dtype
+    tensors_of: dict[str, list[UpdatedTensor]] = {}
+    for tensor in tensors:
+        tensors_of.setdefault(tensor.dtype or training.stored_dtype, []).append(tensor)
+    if len(tensors_of) > 1:
+        for same_type in tensors_of.values():
+            update(
+                builder, training, same_type, gradient_dtype=gradient_dtype, state_dtype=state_dtype,
+                low_precision_copy=low_precision_copy, name=name, overhead=overhead,
+            )  # fmt: skip
+            overhead = None
+        return
+    dtype = next(iter(tensors_of), training.stored_dtype)
+    stored, gradient = state_dtype or dtype, gradient_dtype or dtype
     implementation = training.optimizer_implementation
     optimizer = optimizer_of(training.optimizer)
     if optimizer.waits_per_tensor:

@@ -79,6 +79,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             file.settings["training.lora.alpha"] = 2.0 * file.settings["training.lora.rank"]
         if values.flag("pure_bf16"):
             keep_adapters_in_bf16(file.settings)
+        elif file.settings["strategy.kind"] == "ddp" and "training.lora.modules_to_save" in file.settings:
+            file.settings["training.lora.dtype"] = "fp32"
         if is_quantised:
             bits = values.count("quantization_bit") or 4
             write_quantisation(values, double=values.flag("double_quantization", True), bits=bits)

@@ -34,6 +34,8 @@ class FrozenParameters:
     """Every parameter is frozen but those of adapters, and those that `modules_to_save` matches."""
     modules_to_save: tuple[str, ...] = ()
     """Names of modules that are trained (PEFT's `modules_to_save`)."""
+    saved_dtype: str = ""
+    """The type that these are kept in. Empty for the framework's."""
     keeps_originals: bool = False
     """The frozen originals of these modules stay in memory, too."""
     stored_dtype: str = ""
@@ -200,8 +202,10 @@ def _mark_fp32(modules: Iterable[Module]) -> Iterator[Module]:
 
 def _freeze_parameter(parameter: Parameter, name: str, frozen: FrozenParameters) -> Parameter:
     if not frozen.is_frozen(name):
-        is_copy = frozen.keeps_originals and ".lora_" not in name
-        return replace(parameter, original_dtype=frozen.stored_dtype or "as stored") if is_copy else parameter
+        if not frozen.all_but_adapters or ".lora_" in name:
+            return parameter
+        original_dtype = frozen.stored_dtype or "as stored" if frozen.keeps_originals else ""
+        return replace(parameter, stored_dtype=frozen.saved_dtype, original_dtype=original_dtype)
     return replace(parameter, trainable=False, stored_dtype=parameter.stored_dtype or frozen.stored_dtype)
 
 

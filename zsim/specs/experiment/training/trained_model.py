@@ -4,6 +4,8 @@
 A checkpoint is loaded in the low type, and stays so where it is frozen. PEFT keeps adapters in fp32. torch's
 FSDP casts what it gathers. DDP trains under autocast, which casts at every product. Where a whole model is
 kept in 16 bits (`stored_dtype`) nothing casts, so adapters that `lora.dtype` puts in fp32 compute in fp32.
+What PEFT's `modules_to_save` copies is not among the adapters that it puts in fp32 (0.21.2 utils/other.py
+`cast_adapter_dtype`): it is trained in the type that the base has, or in that of `lora.dtype`.
 Beside adapters whose type is left out, `stored_dtype` is the type that the base was loaded in, and the run is
 transformers' Trainer with `bf16=True`, which computes under autocast (5.24 trainer.py
 `compute_loss_context_manager`). DeepSpeed's engine and Megatron
@@ -133,6 +135,7 @@ def apply_training(
         table.frozen,
         all_but_adapters=True,
         modules_to_save=lora.modules_to_save,
+        saved_dtype="" if has_preparation else _saved_type(lora, table, framework, low),
         keeps_originals=framework.keeps_originals,
         stored_dtype="fp32" if has_preparation else _base_type(table, framework, low),
         product_dtype=product_type(lora),
@@ -228,6 +231,15 @@ def _base_type(table: TrainingTable, framework: FrameworkTraining[Any, Any], low
     if framework.casts_weights or table.stored_dtype != "fp32" or low == "fp32":
         return table.frozen_dtype or ""
     return table.frozen_dtype or low
+
+
+def _saved_type(
+    lora: LoraTable, table: TrainingTable, framework: FrameworkTraining[Any, Any], low: str
+) -> str:
+    """The type of `modules_to_save` under torch.autocast: that of the base, which PEFT copies as it is."""
+    if not framework.is_under_autocast or table.stored_dtype != "fp32" or low == "fp16":
+        return ""
+    return lora.dtype or _base_type(table, framework, low)
 
 
 def _targets(lora: LoraTable, model: ModelSpec) -> tuple[tuple[str, ...], bool]:
