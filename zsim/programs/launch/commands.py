@@ -230,6 +230,8 @@ def _options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         name, equals, value = words[position].lstrip("-").partition("=")
         name = name.replace("-", "_")
         position += 1
+        if not name:  # "--", behind which stands what is started
+            break
         if equals:
             options[name] = value
         elif name in SWITCHES or position >= len(words):

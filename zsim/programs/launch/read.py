@@ -166,6 +166,8 @@ def _started(launch: Launch) -> TrainingFile:
         return _own_script(launch, values)
     if program is TRAINER:
         _check_name(launch)
+        if "deepspeed_config" in values:  # a name that scripts of one's own have for it
+            values.setdefault("deepspeed", values.pop("deepspeed_config"))
     values = {**_defaults(launch), **values, **_drop_ray_workers(launch, program)}
     return _reader(program, launch)(launch.where, values)
 
