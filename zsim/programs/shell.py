@@ -385,21 +385,16 @@ class _Runner:
         while remaining_tokens and self._assign(remaining_tokens[0]):
             remaining_tokens = remaining_tokens[1:]
         if not remaining_tokens or is_declaring:
-            for token in remaining_tokens:
-                self._assign(token)
+            list(map(self._assign, remaining_tokens))
             return
         changed = [name for name, value in values.items() if before.get(name) is not value]
-        fields = [
-            field_text
-            for token in remaining_tokens
-            for field_text in self.script.variables.expand(token.text)
-        ]
-        if fields:
+        expand = self.script.variables.expand
+        if fields := [field_text for token in remaining_tokens for field_text in expand(token.text)]:
             self._run_command(fields, documents, targets, text)
         for name in changed:  # before a command assignments hold for it alone
-            values.pop(name, None)
-            if name in before:
-                values[name] = before[name]
+            values[name] = before.get(name, [])
+            if name not in before:
+                del values[name]
 
     def _run_command(
         self, fields: list[str], documents: list[str], targets: list[str], text: str | None
