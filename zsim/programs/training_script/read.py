@@ -48,7 +48,7 @@ _LOADED = {
     "torch_dtype": "torch_dtype", "attn_implementation": "attn_implementation",
     "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit",
 }  # fmt: skip
-_TRAINED = ("max_seq_length", "max_length", "max_prompt_length", "packing", "beta")
+_TRAINED = {key: key for key in ("max_seq_length", "max_length", "max_prompt_length", "packing", "beta")}
 _TRUE_CALLS = ("is_bfloat16_supported", "is_bf16_supported", "is_available")  # on GPUs of today
 _SETTINGS = {"model_name_or_path": "model", "load_in_4bit": "training.lora.quantized"}
 _OWN_TRAINER = "a trainer of the script's own"
@@ -110,20 +110,15 @@ class _Script(ast.NodeVisitor):
         self.condition: Unknown | None = None
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        fields = [
-            entry for entry in node.body if isinstance(entry, ast.AnnAssign | ast.Assign) and entry.value
-        ]
-        targets = [
-            (field.targets[0] if isinstance(field, ast.Assign) else field.target, field) for field in fields
-        ]
-        self.names[node.name] = {
-            target.id: self.value(field.value)
-            for target, field in targets
-            if isinstance(target, ast.Name) and field.value
+        values = {
+            ast.unparse(entry.targets[0] if isinstance(entry, ast.Assign) else entry.target): self.value(
+                entry.value
+            )
+            for entry in node.body
+            if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value is not None
         }
-        bases = [_last_name(base) for base in node.bases]
-        if any(_TRAINER.fullmatch(base) for base in bases):
-            self.names[node.name] = Unknown(_OWN_TRAINER, node.lineno)
+        is_trainer = any(_TRAINER.fullmatch(_last_name(base)) for base in node.bases)
+        self.names[node.name] = Unknown(_OWN_TRAINER, node.lineno) if is_trainer else values
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -156,10 +151,6 @@ class _Script(ast.NodeVisitor):
             self.visit(statement)
         self.condition = outer
 
-    def visit_Try(self, node: ast.Try) -> None:
-        for statement in node.body:
-            self.visit(statement)
-
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         name = _last_name(node.func)
@@ -176,42 +167,31 @@ class _Script(ast.NodeVisitor):
         elif name in ("LoraConfig", "BitsAndBytesConfig") or _TRAINER.fullmatch(name):
             if name.endswith("Trainer"):
                 self.trainers.append(name)
-            self.take(
-                node,
-                {"LoraConfig": _LORA, "BitsAndBytesConfig": _QUANTISED}.get(
-                    name, dict(zip(_TRAINED, _TRAINED, strict=True))
-                ),
-            )
+            self.take(node, {"LoraConfig": _LORA, "BitsAndBytesConfig": _QUANTISED}.get(name, _TRAINED))
         elif name == "from_pretrained" and "model_name_or_path" in self.values:
             return  # a model of another purpose, such as one to merge adapters with
         elif name == "from_pretrained" and (_MODEL.fullmatch(owner) or owner in _UNSLOTH):
             self.values["use_unsloth"] = owner in _UNSLOTH or None
             self.take(node, _LOADED)
         elif name == "from_pretrained" and _OTHER_MODEL.fullmatch(owner):
-            raise NotSimulatedError(
-                f"{self.path}: line {node.lineno}: zsim does not simulate {owner} of scripts yet"
-            )
+            raise self.lack(node.lineno, f"zsim does not simulate {owner} of scripts yet")
         elif name == "prepare_model_for_kbit_training":
             self.preparation = self.built(node).get("use_gradient_checkpointing", True) is not False
         elif name == "gradient_checkpointing_enable":
             self.values["gradient_checkpointing"] = True
         elif getattr(self.names.get(name), "text", "") == _OWN_TRAINER:
-            raise NotSimulatedError(
-                f"{self.path}: line {node.lineno}: {name}: is {_OWN_TRAINER}, whose loss zsim does not read; "
-                "write an experiment file"
-            )
+            raise self.lack(node.lineno, f"{name}: is {_OWN_TRAINER}, whose loss zsim does not read")
+
+    def lack(self, line: int, text: str) -> NotSimulatedError:
+        return NotSimulatedError(f"{self.path}: line {line}: {text}; write an experiment file")
 
     def declare(self, node: ast.Call) -> None:
         """Take the default of an argument of argparse."""
         fields = self.built(node)
-        flags = [str(fields[key]) for key in fields if key.isdecimal()]
-        name = str(fields.get("dest") or next((flag for flag in flags if flag.startswith("--")), "")).lstrip(
-            "-"
-        )
-        name = name.replace("-", "_")
+        words = [str(fields[key]).lstrip("-").replace("-", "_") for key in fields if key.isdecimal()]
+        name = str(fields.get("dest") or max(words, key=len, default=""))
         default = Unknown(f"--{name}", node.lineno) if fields.get("required") is True else None
         default = fields.get("default", False if fields.get("action") == "store_true" else default)
-        words = [flag.lstrip("-").replace("-", "_") for flag in flags]
         said = next((self.flags[word] for word in words if word in self.flags), default)
         if isinstance(self.names[_DECLARED].get(name, Unknown("", 0)), Unknown):  # the first of two of a name
             self.names[_DECLARED][name] = said
@@ -219,10 +199,8 @@ class _Script(ast.NodeVisitor):
     def take(self, node: ast.Call, keys: Mapping[str, str] | None) -> None:
         """Take the arguments of an object that decides how a step runs, by `keys` or as they are called."""
         if self.condition is not None:
-            raise NotSimulatedError(
-                f"{self.path}: line {node.lineno}: {_last_name(node.func)}: depends on "
-                f"'{self.condition.text}', which zsim does not follow; write an experiment file"
-            )
+            name, test = _last_name(node.func), self.condition.text
+            raise self.lack(node.lineno, f"{name}: depends on '{test}', which zsim does not follow")
         if _last_name(node.func) == "LoraConfig":
             self.values |= {"use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
         for name, value in self.built(node).items():
@@ -230,18 +208,16 @@ class _Script(ast.NodeVisitor):
             if keys is _LORA and key is None and name not in (*_IDLE_LORA, CLASS, LINE):
                 key = f"lora_{name}"
             if name == "**":
-                raise NotSimulatedError(
-                    f"{self.path}: line {node.lineno}: zsim does not follow '{value.text}'"
-                )
+                raise self.lack(node.lineno, f"zsim does not follow '{value.text}'")
             if key not in (None, CLASS, LINE) and not str(key).isdecimal() and value is not None:
                 self.values[key] = value
 
     def value(self, node: ast.expr) -> Any:
         value = evaluate(node, self.names, self.built)
-        is_type = isinstance(value, Unknown) and re.fullmatch(
-            r"torch\.(bfloat16|float16|float32|half)", value.text
+        text = value.text if isinstance(value, Unknown) else ""
+        return (
+            text[6:] if text in ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half") else value
         )
-        return value.text.removeprefix("torch.") if isinstance(value, Unknown) and is_type else value
 
     def built(self, node: ast.Call) -> Any:
         """The arguments of a call by name, or its value where it is a constant."""
@@ -261,21 +237,15 @@ class _Script(ast.NodeVisitor):
         if name == "parse_args":
             return self.names[_DECLARED]
         if text in self.names and isinstance(self.names[text], dict) and text[:1].isupper():
-            return {
-                **self.names[text],
-                **{word.arg: self.value(word.value) for word in node.keywords if word.arg},
-            }
+            return self.names[text] | {word.arg: self.value(word.value) for word in node.keywords if word.arg}
         if name == "get" and len(arguments) == 2 and isinstance(node.func, ast.Attribute):
             table = self.value(node.func.value)
             if isinstance(table, dict) and CLASS not in table and isinstance(arguments[0], str):
                 return table.get(*arguments)
         if text in ("max", "min") and arguments and all(type(value) is int for value in arguments):
             return (max if text == "max" else min)(arguments)
-        fields: dict[str, Any] = {
-            CLASS: text,
-            LINE: node.lineno,
-            **{str(number): value for number, value in enumerate(arguments)},
-        }
+        fields: dict[str, Any] = {CLASS: text, LINE: node.lineno}
+        fields |= {str(number): value for number, value in enumerate(arguments)}
         for word in node.keywords:
             value = self.value(word.value)
             if word.arg is not None:
@@ -296,9 +266,7 @@ class _Script(ast.NodeVisitor):
                 f"trainer (found {names}); of another give an experiment file, or the command that starts it"
             )
         if len(self.configs) > 1:
-            raise NotSimulatedError(
-                f"{self.path}: makes {len(self.configs)} of {self.configs[0]}; zsim reads scripts with one"
-            )
+            raise self.lack(1, f"makes {len(self.configs)} of {self.configs[0]}; zsim reads scripts with one")
         trainer = kinds.pop().removesuffix("Trainer").lower()
         if self.preparation:
             self.values["gradient_checkpointing"] = True
@@ -306,12 +274,9 @@ class _Script(ast.NodeVisitor):
         is_plain = trainer in ("", "seq2seq")
         if is_plain:
             length = self.lengths.pop() if len(self.lengths) == 1 else None
-            self.values = {
-                "bf16": False,
-                "gradient_checkpointing": False,
-                "max_length": length,
-                **self.values,
-            }
+            defaults = {"bf16": False, "gradient_checkpointing": False, "max_length": length}
+            self.values = {**defaults, **self.values}
+        idle = ("num_train_epochs", *(() if trainer in ("sft", *ROLLOUTS) else ("beta", "loss_type")))
         missing = {}
         for key, value in self.values.items():
             unknown = unknown_in(value)
@@ -319,16 +284,12 @@ class _Script(ast.NodeVisitor):
                 continue
             self.values[key] = None
             setting = _SETTINGS.get(key) or (KEYS[key].setting if key in KEYS else "")
-            if (
-                key in SILENT
-                or key == "num_train_epochs"
-                or (key in ("beta", "loss_type") and trainer not in ("sft", *ROLLOUTS))
-            ):
+            if key in SILENT or key in idle:
                 continue
-            reason = f"line {unknown.line}: {key}: zsim does not follow '{unknown.text}'"
+            reason = f"{key}: zsim does not follow '{unknown.text}'"
             if not setting:
-                raise NotSimulatedError(f"{self.path}: {reason}; write an experiment file")
-            missing[setting] = f"{reason}: give --set {setting}=VALUE"
+                raise self.lack(unknown.line, reason)
+            missing[setting] = f"line {unknown.line}: {reason}: give --set {setting}=VALUE"
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing

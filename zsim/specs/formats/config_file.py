@@ -82,7 +82,7 @@ def load_table(path: Path, notes: list[str] | None = None) -> Mapping[str, Any]:
 
 
 def read_renamed(read: Callable[[], TrainingFile], names: Mapping[str, str]) -> TrainingFile:
-    """The settings that `read` reads of a file by keys of another program, or of another kind of file of its own.
+    """The settings that `read` reads of a file by the keys of another file.
 
     `names` maps these keys to those that the file has, which stand for them in errors, notes and reasons.
     Keys of one word are keys only before a colon.
