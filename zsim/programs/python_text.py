@@ -56,7 +56,9 @@ def evaluate(node: ast.expr, names: Mapping[str, Any], build: Callable[[ast.Call
     def value(inner: ast.expr) -> Any:
         return evaluate(inner, names, build)
 
-    unknown = Unknown(ast.unparse(node)[:60], node.lineno)
+    def unknown() -> Unknown:
+        return Unknown(ast.unparse(node)[:60], node.lineno)
+
     match node:
         case ast.Constant():
             return node.value
@@ -69,15 +71,17 @@ def evaluate(node: ast.expr, names: Mapping[str, Any], build: Callable[[ast.Call
                 if key
             }
         case ast.Name():
-            return names.get(node.id, unknown)
+            return names[node.id] if node.id in names else unknown()
         case ast.Attribute() | ast.Subscript():
             owner = value(node.value)
             key = node.attr if isinstance(node, ast.Attribute) else value(node.slice)
-            return owner.get(key, unknown) if isinstance(owner, dict) and isinstance(key, str) else unknown
+            return (
+                owner[key] if isinstance(owner, dict) and isinstance(key, str) and key in owner else unknown()
+            )
         case ast.BinOp(op=ast.Div()):  # a path
             folder, name = value(node.left), value(node.right)
             return (
-                f"{folder if isinstance(folder, str) else '.'}/{name}" if isinstance(name, str) else unknown
+                f"{folder if isinstance(folder, str) else '.'}/{name}" if isinstance(name, str) else unknown()
             )
         case ast.BinOp() | ast.Compare(ops=[_]):
             right, sign = (
@@ -85,21 +89,22 @@ def evaluate(node: ast.expr, names: Mapping[str, Any], build: Callable[[ast.Call
             )
             sides = [value(node.left), value(right)]
             is_number = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+            is_number &= sides[1] != 0 or not isinstance(sign, ast.FloorDiv)
             is_text = all(isinstance(side, str) for side in sides) and isinstance(sign, ast.Eq | ast.NotEq)
             return (
                 _OPERATIONS[type(sign)](*sides)
                 if type(sign) in _OPERATIONS and (is_number or is_text)
-                else unknown
+                else unknown()
             )
         case ast.UnaryOp(op=ast.USub()):
             number = value(node.operand)
-            return -number if isinstance(number, int | float) else unknown
+            return -number if isinstance(number, int | float) else unknown()
         case ast.UnaryOp(op=ast.Not()):
             truth = value(node.operand)
-            return unknown if unknown_in(truth) else not truth
+            return unknown() if unknown_in(truth) else not truth
         case ast.IfExp():
             test = value(node.test)
-            return unknown if unknown_in(test) else value(node.body if test else node.orelse)
+            return unknown() if unknown_in(test) else value(node.body if test else node.orelse)
         case ast.Call():
             return build(node)
-    return unknown
+    return unknown()

@@ -262,7 +262,7 @@ class Variables:
             return expansion
         if (name := variable[1]) in self.demanded:
             raise InputError(
-                f"{name}: is not set, and the script stops without it ({self.demanded[name]}); expected "
+                f"{name}: is not set, and the script stops without it{self.demanded[name]}; expected "
                 f'--set strategy.config="{name}=VALUE SCRIPT"'
             )
         return unset
@@ -323,7 +323,8 @@ class Variables:
         if sign is not None and sign.endswith("+"):
             return [] if is_empty else [" ".join(self.expand(word))]
         if is_empty and sign is not None and sign.endswith("?"):
-            self.demanded[name] = " ".join(self.expand(word))
+            message = " ".join(self.expand(word))
+            self.demanded[name] = f" ({message})" if message else ""
         elif is_empty and sign is not None:
             values = [" ".join(self.expand(word))]
             if sign.endswith("="):

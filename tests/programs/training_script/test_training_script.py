@@ -125,6 +125,9 @@ def test_another_job_is_refused(tmp_path: Path, text: str, words: str) -> None:
         ("def f(:\n", "train.py", "is not Python"),
         ("print(1)\n", "train.py", r"expected a script that makes TrainingArguments.*found none"),
         ("{}", "train.ipynb", "is no notebook"),
+        ("cells", "train.ipynb", "is no notebook"),
+        (f"x = {'+'.join(['y'] * 700)}\n{SFT}", "train.py", "nested too deeply"),
+        (SFT.replace("batch_size=2", "batch_size=4 // 0"), "train.py", "does not follow '4 // 0'"),
     ],
 )
 def test_what_is_no_training_is_one_sentence(tmp_path: Path, text: str, name: str, words: str) -> None:

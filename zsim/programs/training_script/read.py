@@ -64,9 +64,12 @@ def read_script(path: Path, flags: Mapping[str, Any] | None = None) -> TrainingF
     """
     tree = parse_python(path, _notebook(path) if path.suffix == ".ipynb" else None)
     names = _Script(path, flags or {}, {}, is_taking=False)  # a function may stand before what it uses
-    names.visit(tree)
-    script = _Script(path, flags or {}, names.names, is_taking=True)
-    script.visit(tree)
+    try:
+        names.visit(tree)
+        script = _Script(path, flags or {}, names.names, is_taking=True)
+        script.visit(tree)
+    except RecursionError:
+        raise InputError(f"{path}: has an expression that is nested too deeply to be read") from None
     return script.read()
 
 
@@ -81,7 +84,10 @@ def makes_arguments(path: Path) -> bool:
 
 def _notebook(path: Path) -> str:
     """The Python of a notebook's cells. Raises InputError for another JSON."""
-    content = parse_json(read_text(path), path)
+    try:
+        content = parse_json(read_text(path), path)
+    except (OSError, ValueError):
+        content = None
     cells = content.get("cells") if isinstance(content, dict) else None
     if not isinstance(cells, list):
         raise InputError(f"{path}: is no notebook: it has no cells")
