@@ -76,10 +76,10 @@ def test_names_classes_and_declared_arguments_have_values(tmp_path: Path) -> Non
 
 def test_flags_behind_a_script_are_those_that_it_declares(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "parser.add_argument('--rows-per-gpu', default=1)\noptions = parser.parse_args()\n"
-        + SFT.replace("batch_size=2", "batch_size=options.rows_per_gpu")
+        "parser.add_argument('--batch-size', default=1)\noptions = parser.parse_args()\n"
+        + SFT.replace("batch_size=2", "batch_size=options.batch_size")
     )
-    command = f"torchrun --nproc_per_node 4 {tmp_path}/train.py --rows-per-gpu 16"
+    command = f"torchrun --nproc_per_node 4 {tmp_path}/train.py --batch-size 16"
     found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
     assert (found.gpus, found.training.micro_batch_size) == (4, 16)
 
@@ -143,3 +143,13 @@ def test_a_notebook_is_its_cells(tmp_path: Path) -> None:
     found = read_text(tmp_path, json.dumps({"cells": cells}), "train.ipynb")
     assert found.training.sequence_length == 2048
     assert "names neither deepspeed nor fsdp" in notes_of(found)
+
+
+def test_a_placed_model_is_one_processs(tmp_path: Path) -> None:
+    """The Trainer refuses `device_map="auto"` in a distributed run."""
+    text = SFT.replace("torch.bfloat16", 'torch.bfloat16, device_map="auto"')
+    found = read_text(tmp_path, text, "train.py")
+    assert found.gpus == 1
+    assert "device_map: one process" in notes_of(found)
+    assert read_text(tmp_path, text, "train.py", changes={"gpus": 4}).gpus == 4
+    assert read_text(tmp_path, SFT, "train.py").gpus is None

@@ -49,6 +49,7 @@ _LOADED = {
     "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit",
 }  # fmt: skip
 _TRAINED = {key: key for key in ("max_seq_length", "max_length", "max_prompt_length", "packing", "beta")}
+_PLACED = ("auto", "balanced", "balanced_low_0", "sequential", {"": 0}, {"": "cuda:0"})
 _TRUE_CALLS = ("is_bfloat16_supported", "is_bf16_supported", "is_available")  # on GPUs of today
 _SETTINGS = {"model_name_or_path": "model", "load_in_4bit": "training.lora.quantized"}
 _OWN_TRAINER = "a trainer of the script's own"
@@ -113,6 +114,7 @@ class _Script(ast.NodeVisitor):
         self.configs: list[str] = []
         self.trainers: list[str] = []
         self.preparation: bool | None = None
+        self.is_placed = False
         self.condition: Unknown | None = None
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -178,6 +180,7 @@ class _Script(ast.NodeVisitor):
             return  # a model of another purpose, such as one to merge adapters with
         elif name == "from_pretrained" and (_MODEL.fullmatch(owner) or owner in _UNSLOTH):
             self.values["use_unsloth"] = owner in _UNSLOTH or None
+            self.is_placed = self.built(node).get("device_map") in _PLACED
             self.take(node, _LOADED)
         elif name == "from_pretrained" and _OTHER_MODEL.fullmatch(owner):
             raise self.lack(node.lineno, f"zsim does not simulate {owner} of scripts yet")
@@ -299,6 +302,11 @@ class _Script(ast.NodeVisitor):
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing
+        if self.is_placed:
+            file.defaults["gpus"] = 1
+            file.note(
+                "device_map: one process, so one GPU; zsim does not simulate layers that are spread over more"
+            )
         if self.preparation is not None:
             file.settings["training.lora.preparation"] = "peft"
         return file
