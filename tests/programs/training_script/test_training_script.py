@@ -107,6 +107,7 @@ def test_what_is_not_followed_must_be_given(tmp_path: Path) -> None:
             SFT.replace("AutoModelForCausalLM", "AutoModelForSequenceClassification"),
             "zsim does not simulate Auto",
         ),
+        (SFT.replace("AutoModelForCausalLM", "ViTForImageClassification"), "not simulate ViTForImage"),
         (SFT.replace("AutoModelForCausalLM", "FastLanguageModel"), "use_unsloth"),
         (f"{SFT}other = SFTConfig()\n", "makes 2 of SFTConfig"),
         (f"a = LoraConfig(use_dora=True)\n{SFT}", "DoRA"),
@@ -138,8 +139,9 @@ def test_what_is_no_training_is_one_sentence(tmp_path: Path, text: str, name: st
 def test_a_notebook_is_its_cells(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "source": ["# x"]},
-        {"cell_type": "code", "source": ["!pip install trl\n", SFT]},
+        {"cell_type": "code", "source": ["!pip install \\\n  trl \\\n  peft\n%time\n", SFT]},
     ]
+    cells.append({"cell_type": "code", "source": ["%%writefile x.py\n", "for it is no code of this\n"]})
     found = read_text(tmp_path, json.dumps({"cells": cells}), "train.ipynb")
     assert found.training.sequence_length == 2048
     assert "names neither deepspeed nor fsdp" in notes_of(found)

@@ -27,9 +27,7 @@ _TRAINER = re.compile(r"(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward|Seq2Seq|)Trainer"
 _MODEL = re.compile(
     r"(AutoModelFor|\w+For)(CausalLM|ConditionalGeneration|ImageTextToText)|AutoModelForVision2Seq"
 )
-_OTHER_MODEL = re.compile(
-    r"AutoModel\w*|\w+For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM)"
-)
+_OTHER_MODEL = re.compile(r"AutoModel\w*|\w+For[A-Z]\w+")
 # Objects -> (their arguments, as TRL's keys), None for arguments of other names.
 _LORA = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_dora": "use_dora",
@@ -93,10 +91,10 @@ def _notebook(path: Path) -> str:
     if not isinstance(cells, list):
         raise InputError(f"{path}: is no notebook: it has no cells")
     code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
-    lines = "\n".join("".join(cell.get("source", ())) for cell in code).split("\n")
-    return "\n".join(
-        "pass" if re.match(r"[!%]", line) else re.sub(r"^(\s+)[!%].*", r"\1pass", line) for line in lines
-    )
+    texts = ["".join(cell.get("source", ())) for cell in code]
+    texts = [text for text in texts if not re.match(r"\s*%%(bash|sh|script|writefile|file|html)", text)]
+    # commands of a shell and of the notebook, with the lines that continue them
+    return re.sub(r"(?m)^([ \t]*)[!%](?:.*\\\n)*.*$", r"\1pass", "\n".join(texts))
 
 
 class _Script(ast.NodeVisitor):
