@@ -72,7 +72,7 @@ def _read_deepspeed(values: FileValues) -> None:
         try:
             path = locate_named_file(config, Path(file.name).parent, f"{file.name}: deepspeed", expected)
         except InputError:
-            name = "/".join(Path(config).parts[-2:])
+            name = f"{Path(config).parent.name}/{Path(config).name}"
             if name not in shipped:
                 raise
             file.note(f"deepspeed: {config} is not here, so it is taken as {values.title} has it")
