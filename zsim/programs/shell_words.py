@@ -322,10 +322,10 @@ class Variables:
         is_empty = values is None or (sign is not None and sign.startswith(":") and values in ([""], []))
         if sign is not None and sign.endswith("+"):
             return [] if is_empty else [" ".join(self.expand(word))]
-        if is_empty and sign is not None and sign.endswith("?"):
+        if is_empty and sign is not None and sign.endswith("?") and not name.isdecimal():
             message = " ".join(self.expand(word))
             self.demanded[name] = f" ({message})" if message else ""
-        elif is_empty and sign is not None:
+        elif is_empty and sign is not None and not sign.endswith("?"):
             values = [" ".join(self.expand(word))]
             if sign.endswith("="):
                 self.values[name] = values

@@ -84,6 +84,19 @@ def test_flags_behind_a_script_are_those_that_it_declares(tmp_path: Path) -> Non
     assert (found.gpus, found.training.micro_batch_size) == (4, 16)
 
 
+def test_a_script_that_takes_its_arguments_from_flags_is_read_by_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"class SFTConfig(trl.SFTConfig):\n    x = 1\nTrlParser(SFTConfig)\n{SFT}"
+    )
+    command = (
+        f"torchrun {tmp_path}/train.py --per_device_train_batch_size 4 --packing --gradient_checkpointing"
+    )
+    found = build_experiment(
+        {"cluster": "dgx-h100", "model": "gpt2"}, {"strategy.config": command}, origin="test"
+    )
+    assert found.training.micro_batch_size == 4
+
+
 def test_what_is_not_followed_must_be_given(tmp_path: Path) -> None:
     text = SFT.replace("batch_size=2", "batch_size=table['batch']").replace("=2048", "=longest(data)")
     with pytest.raises(

@@ -78,7 +78,8 @@ def makes_arguments(path: Path) -> bool:
         text = read_text(path)
     except (OSError, UnicodeDecodeError):
         return False
-    return re.search(rf"\b({_CONFIG.pattern})\(", text) is not None and "HfArgumentParser" not in text
+    is_made = re.search(rf"(?<!class )\b({_CONFIG.pattern})\(", text) is not None
+    return is_made and re.search(r"(Hf|H4)ArgumentParser|TrlParser", text) is None
 
 
 def _notebook(path: Path) -> str:
