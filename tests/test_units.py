@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from zsim.units import (
     BYTES,
@@ -14,6 +14,7 @@ from zsim.units import (
     WATTS,
     Bytes,
     BytesPerSecond,
+    Length,
     format_amount,
     format_bytes,
     format_energy,
@@ -179,5 +180,20 @@ def test_a_bare_number_is_shown_with_a_unit() -> None:
 def test_a_count_may_be_a_string_without_a_unit() -> None:
     """`run.tokens = "2e11"` was refused with "expected one of , k, M, B, G, T, e.g. '2e11 '"."""
     assert parse_quantity("2e11", COUNTS) == 2e11
-    with pytest.raises(ValueError, match="expected one of k, M, B, G, T"):
+    with pytest.raises(ValueError, match="expected one of k, M, G, T, B, Ki, Mi"):
         parse_quantity("2 Q", COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("value", "tokens"), [("1M", 1_000_000), ("128Ki", 131_072), ("8k", 8000), (4096, 4096)]
+)
+def test_a_length_may_be_a_count(value: str | int, tokens: int) -> None:
+    """ "1M" was refused, where `tokens = "15T"` is taken."""
+    length = TypeAdapter(Length).validate_python(value)
+    assert (length, type(length)) == (tokens, int)
+
+
+@pytest.mark.parametrize("value", ["1.5", "0", "-1k", "M", 2.5, True])
+def test_a_length_is_a_whole_number_above_0(value: object) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Length).validate_python(value)

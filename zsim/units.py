@@ -11,7 +11,7 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo, WithJsonSchema
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -32,7 +32,7 @@ DURATION: dict[str, float] = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86_400.0),
 }
-COUNTS: dict[str, float] = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+COUNTS: dict[str, float] = {**_DECIMAL, "B": 10**9, "Ki": 2**10, "Mi": 2**20}
 FLOPS_PER_SECOND: dict[str, float] = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()}
 WATTS: dict[str, float] = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
@@ -137,8 +137,9 @@ Watts = Annotated[float, _parser(WATTS), _writer("W"), _quantity_schema("power",
 
 
 def _count(value: Any) -> Any:
-    """`"15T"` -> 1.5e13. A number is returned as it is."""
-    return parse_quantity(value, COUNTS) if isinstance(value, str) else value
+    """`"15T"` -> 1.5e13, `"128Ki"` -> 131,072. A number is returned as it is."""
+    count = parse_quantity(value, COUNTS) if isinstance(value, str) else value
+    return int(count) if isinstance(value, str) and count == int(count) else count
 
 
 Tokens = Annotated[
@@ -146,6 +147,18 @@ Tokens = Annotated[
     BeforeValidator(_count),
     WithJsonSchema(
         {"type": ["string", "number"], "format": 'number, as in 1e12 or "15T"', "examples": ["15T"]}
+    ),
+]
+Length = Annotated[
+    int,
+    Field(gt=0, strict=True),
+    BeforeValidator(_count),
+    WithJsonSchema(
+        {
+            "type": ["integer", "string"],
+            "format": 'number, as in 4096, "1M" or "128Ki"',
+            "examples": ["128Ki"],
+        }
     ),
 ]
 

@@ -62,3 +62,17 @@ def test_another_program_s_key_is_corrected_to_what_it_means(tmp_path: Path, tab
     with pytest.raises(InputError) as refused:
         load_experiment(file)
     assert f"did you mean '{key}'?" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [("deepspeed", "strategy.config.zero_optimization.offload_optimizer"), ("fsdp2", "strategy.cpu_offload")],
+)
+def test_a_key_means_what_its_table_has(tmp_path: Path, kind: str, key: str) -> None:
+    """FSDP has `cpu_offload`, DeepSpeed a section of its JSON."""
+    file = tmp_path / "x.toml"
+    file.write_text(
+        f'model = "gpt2"\ncluster = "dgx-h100"\n[strategy]\nkind = "{kind}"\noffload_optimizer = true\n'
+    )
+    with pytest.raises(InputError, match=rf"unknown key 'offload_optimizer'; did you mean '{key}'\?"):
+        load_experiment(file)

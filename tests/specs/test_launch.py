@@ -732,3 +732,33 @@ def test_accelerates_scripts_of_another_job_are_refused(folder: Path, script: st
 def test_what_stands_in_the_code_of_accelerates_script_is_named(folder: Path) -> None:
     found = read("accelerate launch --num_processes 4 play.py --out x", model="llama-3-8b")
     assert any("play.py: batch, length and what is trained stand in its code" in note for note in found.notes)
+
+
+def test_variables_before_a_command_are_that_commands(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        f"CUDA_VISIBLE_DEVICES=0,1,2 llamafactory-cli train sft.yaml\npython train.py {FLAGS}\n"
+    )
+    assert read("run.sh").gpus is None
+
+
+def test_a_variable_that_a_script_demands_and_compares_is_asked_for(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        ': "${DATA:?where it is}" "${ENGINE:?must be ds or ddp}"\nA=()\n'
+        'if [ "$ENGINE" = ds ]; then A+=(--deepspeed zero3.json); fi\n'
+        f'torchrun --nproc_per_node 4 train.py {FLAGS} --data "$DATA" "${{A[@]}}"\n'
+    )
+    with pytest.raises(InputError, match=r"ENGINE: is not set, .*\(must be ds or ddp\).*ENGINE=VALUE SCRIPT"):
+        read("run.sh")
+    assert read("ENGINE=ds run.sh").strategy.kind == "deepspeed"
+
+
+def test_two_dashes_end_a_launchers_flags(folder: Path) -> None:
+    found = read(f"accelerate launch --config_file fsdp.yaml --num_processes=4 -- train.py {FLAGS}")
+    assert (found.strategy.kind, found.gpus, found.model) == ("fsdp2", 4, "llama-3.1-8b")
+
+
+def test_a_scripts_own_names_of_batch_and_json(folder: Path) -> None:
+    found = read(f"deepspeed --num_gpus 2 finetune.py --deepspeed_config zero3.json {FLAGS}")
+    assert (found.strategy.kind, resolve(found).training.micro_batch_size) == ("deepspeed", 2)
+    with pytest.raises(NotSimulatedError, match="batch_size 2: is a script's own"):
+        read(f"torchrun --nproc_per_node 8 tune.py {MODEL} --batch_size 2 --gradient_checkpointing --bf16")

@@ -460,6 +460,14 @@ def test_openrlhfs_dpo_counts_pairs_and_has_a_reference_of_its_own() -> None:
         launched(f"{command}/Llama-3.1-70B")
 
 
+def test_openrlhfs_reward_model_has_pairs_and_one_output() -> None:
+    """128 pairs on 8 GPUs, one at a time, of 512 tokens where nothing is said."""
+    found = launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_rm --bf16 --zero_stage 3")
+    training = found.training
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 16)
+    assert (training.labels, training.sequence_length, training.reference) == (1, 512, None)
+
+
 def test_openrlhfs_ppo_is_the_actors_update() -> None:
     command = "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 --actor_num_gpus_per_node 4 --bf16 "
     found = launched(
@@ -469,8 +477,8 @@ def test_openrlhfs_ppo_is_the_actors_update() -> None:
     assert (found.gpus, found.training.sequence_length) == (4, 2048)
     assert found.training.gradient_accumulation_steps == 4
     assert any("one update alone is simulated, of the actor" in note for note in found.notes)
-    with pytest.raises(NotSimulatedError, match="expected train_sft, train_dpo or train_ppo_ray"):
-        launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_rm --bf16 --pretrain x")
+    with pytest.raises(NotSimulatedError, match="expected train_sft, train_dpo, train_rm or train_ppo_ray"):
+        launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_kto --bf16 --pretrain x")
     with pytest.raises(NotSimulatedError, match=r"ds.ring_attn_size: .*ring attention"):
         launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --bf16 --ring_attn_size 2")
 

@@ -37,6 +37,8 @@ SCRIPTS = {
     "nested conditions": "if [ 1 -eq 1 ]; then if [ 1 -eq 2 ]; then show a; else show b; fi; show c; fi\n",
     "a case": "S=7b\ncase $S in\n 1b) L=1;;\n 7b|8b) L=32 ;;\n *) L=0 ;;\nesac\nshow $L\n",
     "exported": "export A=1 B=2\nshow $A $B\n",
+    "set for one command": "B=1\nA=1 B=2 show x\nshow ${A:-none} $B\n",
+    "a value that is demanded and there": "A=x\n: ${A:?needed}\nshow ${A:?needed} $A\n",
     "a function that is not called": "f() {\n show no\n}\nshow yes\n",
     "a function that is called": "f() {\n show $1 $2 $#\n}\nf a 'b c'\nf d\nshow end\n",
     "a function by its keyword": "function f {\n local X=$1\n show $X\n}\nf a\nif true; then f b; fi\n",

@@ -380,20 +380,27 @@ class _Runner:
         text, self.output = self.output if self.is_piped else None, None
         is_declaring = bool(words) and words[0].text in _DECLARATIONS
         remaining_tokens = words[1:] if is_declaring else words
-        separators = self.script.variables.values.get("IFS")
+        values = self.script.variables.values
+        before = dict(values)
         while remaining_tokens and self._assign(remaining_tokens[0]):
             remaining_tokens = remaining_tokens[1:]
         if not remaining_tokens or is_declaring:
-            for token in remaining_tokens:
-                self._assign(token)
+            list(map(self._assign, remaining_tokens))
             return
-        fields = [
-            field_text
-            for token in remaining_tokens
-            for field_text in self.script.variables.expand(token.text)
-        ]
-        if not fields:
-            return
+        changed = [name for name, value in values.items() if before.get(name) is not value]
+        expand = self.script.variables.expand
+        if fields := [field_text for token in remaining_tokens for field_text in expand(token.text)]:
+            self._run_command(fields, documents, targets, text)
+        for name in changed:  # before a command assignments hold for it alone
+            values[name] = before.get(name, [])
+            if name not in before:
+                del values[name]
+
+    def _run_command(
+        self, fields: list[str], documents: list[str], targets: list[str], text: str | None
+    ) -> None:
+        """Run a builtin or a script, or record a command of another program."""
+        values = self.script.variables.values
         if len(self.script.commands) >= _MAX_COMMANDS:
             raise InputError(f"more than {_MAX_COMMANDS:,} commands")
         inner = _inner_script(fields)
@@ -409,12 +416,7 @@ class _Runner:
         if inner is not None:
             _Runner(self.script, self.depth + 1).run(tokenize(inner))
         elif fields[0] == "read" and document:
-            values = self.script.variables.values
             self._read(fields[1:], document, "".join(values.get("IFS", [" \t\n"])))
-            if separators is None:
-                values.pop("IFS", None)
-            else:
-                values["IFS"] = separators
         elif fields[0] in self.script.functions:
             self._call(fields)
         elif fields[0] == "set" and fields[1:2] == ["--"]:
@@ -424,7 +426,6 @@ class _Runner:
         elif fields[0] in ("source", "."):
             self._source(fields[1:])
         elif not self._start_script(fields):
-            values = self.script.variables.values
             self.script.commands.append(fields)
             self.script.environments.append({name: words[0] for name, words in values.items() if words})
 

@@ -206,6 +206,8 @@ class Variables:
     """
 
     values: dict[str, list[str]] = field(default_factory=dict)
+    demanded: dict[str, str] = field(default_factory=dict)
+    """Unset variables that `${NAME:?message}` asks for, with the message."""
 
     def set_parameters(self, words: Sequence[str]) -> dict[str, list[str]]:
         """Set `$1`, `$2`, ..., `$#` and `$@` of a script or function. Returns those before."""
@@ -255,9 +257,15 @@ class Variables:
         `unset` replaces the text of a word that is only an unset variable.
         """
         expansion = " ".join(self.expand(word))
-        if unset is not None and re.fullmatch(r"\$\{?[A-Za-z0-9_@*#]+\}?", expansion):
-            return unset
-        return expansion
+        variable = re.fullmatch(r"\$\{?([A-Za-z0-9_@*#]+)\}?", expansion)
+        if unset is None or variable is None:
+            return expansion
+        if (name := variable[1]) in self.demanded:
+            raise InputError(
+                f"{name}: is not set, and the script stops without it{self.demanded[name]}; expected "
+                f'--set strategy.config="{name}=VALUE SCRIPT"'
+            )
+        return unset
 
     def _split_pieces(self, word: str) -> Iterator[tuple[str, bool, list[str] | None]]:
         """(literal text, whether it was quoted, the values of an expansion or None)."""
@@ -305,7 +313,7 @@ class Variables:
             count = words if size[2] or words is None else "".join(words[:1])
             return [text if count is None or any("$" in word for word in count) else str(len(count))]
         match = re.fullmatch(
-            r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]+)(\[[^\]]*\])?(:?[-=+])?(.*)", inner, re.DOTALL
+            r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]+)(\[[^\]]*\])?(:?[-=+?])?(.*)", inner, re.DOTALL
         )
         if match is None or (match[4] and not match[3]):
             return [text]
@@ -314,12 +322,15 @@ class Variables:
         is_empty = values is None or (sign is not None and sign.startswith(":") and values in ([""], []))
         if sign is not None and sign.endswith("+"):
             return [] if is_empty else [" ".join(self.expand(word))]
-        if is_empty and sign is not None:
+        if is_empty and sign is not None and sign.endswith("?") and not name.isdecimal():
+            message = " ".join(self.expand(word))
+            self.demanded[name] = f" ({message})" if message else ""
+        elif is_empty and sign is not None and not sign.endswith("?"):
             values = [" ".join(self.expand(word))]
             if sign.endswith("="):
                 self.values[name] = values
         if values is None:
-            return [] if index in ("[@]", "[*]") else [text]
+            return [] if index in ("[@]", "[*]") else [f"${{{name}}}" if sign else text]
         if index == "[*]" or name == "*":
             return [" ".join(values)]
         if index == "[@]" or name == "@":

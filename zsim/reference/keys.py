@@ -91,6 +91,7 @@ def find_keys(query: str, all_keys: Sequence[FileKey] | None = None) -> tuple[Fi
         ],
         [key for key in all_keys if key.path.endswith(f".{wanted_path}")],
         [key for key in all_keys if f".{wanted_path}." in key.path],
+        [key for key in all_keys if key.name in _FOREIGN_TABLES and wanted_path.startswith(f"{key.path}.")],
     ):
         if matches:
             return tuple(matches)

@@ -37,8 +37,11 @@ def nearest_key(
     by key, in `inner_tables()`.
     """
     concept = concept_of(key)
-    if concept and concept.keys and first_unknown_segment(concept.keys[0].split("."), model_type) is None:
-        return f"; did you mean '{prefix}{concept.keys[0]}'?"
+    meant = [path.split(".") for path in concept.keys] if concept else []
+    meant = [path for path in meant if first_unknown_segment(path, model_type) is None]
+    if meant:  # engines have keys of their own for a setting: those of the table at hand come first
+        path = next((path for path in meant if {*path} & {*table}), meant[0])
+        return f"; did you mean '{prefix}{'.'.join(path)}'?"
     close_match = nearest(key, table)
     if close_match and SequenceMatcher(None, key, close_match).ratio() >= _MIN_SIMILARITY:
         return f"; did you mean '{close_match}'?"

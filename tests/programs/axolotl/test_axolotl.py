@@ -149,13 +149,13 @@ def test_a_json_is_looked_for_from_the_repositorys_root(tmp_path: Path) -> None:
         "gradient_accumulation_steps": "auto",
         "train_micro_batch_size_per_gpu": "auto",
     }
-    text = FULL + "deepspeed: deepspeed_configs/zero3.json\n"
+    text = FULL + "deepspeed: deepspeed_configs/mine.json\n"
     folder = tmp_path / "examples" / "llama-3"
-    with pytest.raises(InputError, match=r"deepspeed_configs/zero3\.json': no such file") as missing:
+    with pytest.raises(InputError, match=r"deepspeed_configs/mine\.json': no such file") as missing:
         read_text(folder, text)
-    assert str(folder / "deepspeed_configs/zero3.json") in str(missing.value)
-    assert str(tmp_path / "deepspeed_configs/zero3.json") in str(missing.value)
-    (tmp_path / "deepspeed_configs" / "zero3.json").write_text(json.dumps(config))
+    assert str(folder / "deepspeed_configs/mine.json") in str(missing.value)
+    assert str(tmp_path / "deepspeed_configs/mine.json") in str(missing.value)
+    (tmp_path / "deepspeed_configs" / "mine.json").write_text(json.dumps(config))
     job = read_job(folder, text)
     strategy = of_kind(job.strategy, DeepSpeedConfig)
     assert (strategy.stage, strategy.batch.micro_batch_size, strategy.optimizer.allows_untested) == (
@@ -444,3 +444,15 @@ def test_pairs_are_not_packed(tmp_path: Path) -> None:
     notes = notes_of(read_text(tmp_path, QLORA + "rl: dpo\nsample_packing: true\n", model=None))
     assert "every sequence is taken at sequence_len" in notes
     assert "attend as one" not in notes
+
+
+def test_axolotls_own_jsons_are_known_where_they_are_not_here(tmp_path: Path) -> None:
+    """zero2.json of 067b021c keeps optimizer states on the host; a file of that name here comes first."""
+    text = (
+        FULL.replace("paged_adamw_8bit", "adamw_torch")
+        + "deepspeed: /opt/axolotl/deepspeed_configs/zero2.json\n"
+    )
+    assert "is not here, so it is taken as axolotl has it" in notes_of(read_text(tmp_path, text))
+    strategy = of_kind(read_job(tmp_path, text).strategy, DeepSpeedConfig)
+    assert strategy.stage == 2
+    assert strategy.zero.offload_optimizer is not None

@@ -287,3 +287,11 @@ def test_frozen_weights_keep_the_checkpoints_type_without_a_precision(tmp_path: 
     assert experiment.training.precision == "bf16"
     assert "frozen weights are in the checkpoint's type" in notes_of(experiment)
     assert read_text(tmp_path, FULL.replace("bf16: true\n", ""), model=None).training.precision == "fp32"
+
+
+def test_llama_factorys_own_jsons_are_known_where_they_are_not_here(tmp_path: Path) -> None:
+    text = FULL + "deepspeed: examples/deepspeed/ds_z3_offload_config.json\n"
+    assert "is not here, so it is taken as LLaMA-Factory has it" in notes_of(read_text(tmp_path, text))
+    assert of_kind(read_job(tmp_path, text).strategy, DeepSpeedConfig).stage == 3
+    with pytest.raises(InputError, match="no such file"):
+        read_text(tmp_path, FULL + "deepspeed: examples/deepspeed/ds_z9_config.json\n")

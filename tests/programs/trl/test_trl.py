@@ -396,6 +396,7 @@ def test_processes_in_a_file_are_gpus(
         "vision_tower: openai/clip-vit-large-patch14",
         "use_lora: 1",
         "negatives_cross_device: true",
+        "target_modules: [q_proj, v_proj]",
     ],
 )
 def test_a_scripts_own_key_that_changes_what_is_trained_is_refused(tmp_path: Path, line: str) -> None:
@@ -427,6 +428,9 @@ def test_engines_have_gpus_of_their_own_before_trl_1(tmp_path: Path) -> None:
     experiment = read_text(tmp_path, f"{text}use_vllm: true\n")
     assert there(experiment.rl).placement == "split"
     assert "vllm_mode server, the default before TRL 1.0" in notes_of(experiment)
+    assert there(experiment.rl).reference == "none"
+    oldest = read_text(tmp_path, f"{text}use_vllm: true\nvllm_device: auto\n")  # beta was 0.04 until 0.19
+    assert there(oldest.rl).reference == "resident"
 
 
 @pytest.mark.parametrize(

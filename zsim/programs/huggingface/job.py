@@ -24,8 +24,10 @@ _KERNELS = {
 _OTHER_JOB = re.compile(
     r"(?<![a-z])(q|ada|long)?lora|adapter|freeze|frozen|(^|_)tune_|(^|_)vision|tower|teacher|distill|peft|bnb|[48]bit|rollout"
     r"|sequence_parallel|ulysses|ring_att|num_experts|pissa|galore|medusa|mtp|fp8|vllm|passage|negatives"
-    r"|contrast|pooling|spectrum|^model_config$|custom(ized)?_optim"
+    r"|contrast|pooling|spectrum|^model_config$|custom(ized)?_optim|(^|_)target_modules$"
 )
+# Names that scripts of one's own have for the micro-batch.
+_OTHER_BATCH = re.compile(r"((train|micro|mini|per_gpu|per_device)_)?(batch_size|bs)(_per_(gpu|device))?")
 # Values of such keys that say so, as `train_mode: qlora` does.
 _OTHER_MODES = re.compile(
     r"q?lora|dora|qdora|pissa|adapter|freeze|prefix|p-?tuning(_v2)?|prompt_tuning", re.I
@@ -43,10 +45,11 @@ def refuse_other_jobs(values: FileValues) -> None:
     values.refuse_declared()
     has_no_adapters = any(_NO_ADAPTERS.fullmatch(key) and values.values[key] in _OFF for key in values.values)
     for name, value in values.values.items():
-        if has_no_adapters and name.startswith("lora_"):
+        if has_no_adapters and name.startswith(("lora_", "target_modules")):
             continue
         is_extra = name not in values.keys and name not in values.silent and value not in _OFF
-        if is_extra and (_OTHER_JOB.search(name) or _OTHER_MODES.fullmatch(str(value))):
+        is_batch = bool(_OTHER_BATCH.fullmatch(name)) and not values.has("per_device_train_batch_size")
+        if is_extra and (is_batch or _OTHER_JOB.search(name) or _OTHER_MODES.fullmatch(str(value))):
             raise NotSimulatedError(
                 f"{values.file.name}: {name} {value}: is a script's own and none of {values.title}'s; by its "
                 "name it changes what is trained, and zsim does not read it: write an experiment file"

@@ -13,9 +13,11 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.accelerate.keys import SHARDING
 from zsim.programs.huggingface.job import is_of_release_4
+from zsim.reading import parse_toml
 from zsim.specs.formats.config_file import load_file, locate_named_file
 from zsim.specs.formats.file_values import FileValues
 
+_ZERO_FILES = Path(__file__).parent / "zero_files.toml"
 _WRAPPED_CLASS = "fsdp_transformer_layer_cls_to_wrap"  # an argument of its own until transformers 4
 # A DeepSpeed JSON's keys that the Trainer compares with its own arguments, by their names in the programs.
 _COMPARED = {
@@ -30,18 +32,15 @@ NO_ENGINE = (
 )
 
 
-def read_strategy(values: FileValues, presets: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Write the strategy. `presets` are DeepSpeed's files that the program has by name.
-
-    Raises InputError for words of FSDP beside DeepSpeed.
-    """
+def read_strategy(values: FileValues) -> None:
+    """Write the strategy. Raises InputError for words of FSDP beside DeepSpeed."""
     if values.has("deepspeed") and values.get("deepspeed") is not False:
         if values.get("fsdp"):
             raise InputError(
                 f"{values.file.name}: fsdp stands beside deepspeed, and the Trainer refuses both together; "
                 "expected one of them"
             )
-        _read_deepspeed(values, presets or {})
+        _read_deepspeed(values)
     elif words := values.get("fsdp"):
         _read_sharding(values, words)
     else:
@@ -58,23 +57,48 @@ def _read_ddp(values: FileValues) -> None:
     values.file.note(NO_ENGINE, is_first=True)
 
 
-def _read_deepspeed(values: FileValues, presets: Mapping[str, Mapping[str, Any]]) -> None:
-    """Read the JSON, whose "auto" zsim fills from these arguments, as the Trainer does."""
+def _read_deepspeed(values: FileValues) -> None:
+    """Read the JSON, whose "auto" zsim fills from these arguments, as the Trainer does. One of the program's
+    own is known where it is not here.
+    """
     file, config = values.file, values.get("deepspeed")
     file.settings["strategy.kind"] = "deepspeed"
-    if isinstance(config, str) and config in presets:
-        config = presets[config]
-    if isinstance(config, Mapping):
-        file.settings["strategy.config_name"] = file.name
-        file.settings["strategy.config"] = dict(config)
-        _refuse_mismatch(values, config, "deepspeed")
-        return
-    if not isinstance(config, str):
+    shipped = _zero_files(file.program)
+    if isinstance(config, str) and "/" not in config and config in shipped:
+        config = shipped[config]
+    elif isinstance(config, str):
+        names = [name for name in shipped if "/" not in name]
+        expected = "a DeepSpeed JSON" + (f", or one of {', '.join(names)}" if names else "")
+        try:
+            path = locate_named_file(config, Path(file.name).parent, f"{file.name}: deepspeed", expected)
+        except InputError:
+            name = f"{Path(config).parent.name}/{Path(config).name}"
+            if name not in shipped:
+                raise
+            file.note(f"deepspeed: {config} is not here, so it is taken as {values.title} has it")
+            config = shipped[name]
+        else:
+            file.settings["strategy.config"] = str(path)
+            _refuse_mismatch(values, load_file(path), str(path))
+            return
+    if not isinstance(config, Mapping):
         raise values.error("deepspeed", "the path of a DeepSpeed JSON, or its keys and values")
-    expected = "a DeepSpeed JSON" + (f", or one of {', '.join(presets)}" if presets else "")
-    path = locate_named_file(config, Path(file.name).parent, f"{file.name}: deepspeed", expected)
-    file.settings["strategy.config"] = str(path)
-    _refuse_mismatch(values, load_file(path), str(path))
+    file.settings["strategy.config_name"] = file.name
+    file.settings["strategy.config"] = dict(config)
+    _refuse_mismatch(values, config, "deepspeed")
+
+
+def _zero_files(program: str | None) -> Mapping[str, Mapping[str, Any]]:
+    """The content of the JSONs that a program has, by the end of their paths (zero_files.toml)."""
+    tables = parse_toml(_ZERO_FILES.read_text(), _ZERO_FILES)
+    files: dict[str, Mapping[str, Any]] = {}
+    for name, entry in tables.get(program or "", {}).items():
+        content = {**tables["all"], **files.get(entry.pop("like", ""), {})}
+        if "bf16" in entry:
+            content["bf16"] = {"enabled": entry.pop("bf16")}
+        content |= {key: entry.pop(key) for key in [*entry] if key.startswith("zero_")}
+        files[name] = {**content, "zero_optimization": {**content.get("zero_optimization", {}), **entry}}
+    return files
 
 
 def _refuse_mismatch(values: FileValues, config: Any, where: str) -> None:

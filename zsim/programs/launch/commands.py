@@ -16,6 +16,7 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.programs.megatron_lm.arguments import idle_program, is_command_line, starts_program
 from zsim.programs.shell import script_call
+from zsim.programs.training_script.read import makes_arguments
 from zsim.specs.formats.program import ProgramSource
 
 # Programs that are launchers and trainers in one, and the words behind them that train.
@@ -144,7 +145,8 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     if started and (started[0].endswith(".py") or (started[0] in _PRIME_RL and "@" in words)):
         words = [*words[:begin], "python", *words[begin:]]
     index = next((n for n in range(begin, len(words)) if _is_launcher(words[n], words[n + 1 : n + 2])), None)
-    if index is None or is_command_line(words):
+    is_own = any(makes_arguments(Path(word)) for word in words if word.endswith(".py"))
+    if index is None or (is_command_line(words) and not is_own):
         return None
     variables = {**variables, **dict(word.partition("=")[::2] for word in words[:index] if "=" in word)}
     launcher, rest = Path(words[index]).name, list(words[index + 1 :])
@@ -230,6 +232,8 @@ def _options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         name, equals, value = words[position].lstrip("-").partition("=")
         name = name.replace("-", "_")
         position += 1
+        if not name:  # "--", behind which stands what is started
+            break
         if equals:
             options[name] = value
         elif name in SWITCHES or position >= len(words):

@@ -38,6 +38,7 @@ from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.torchtitan.read import read_torchtitan
 from zsim.programs.trainer.program import PROGRAM as TRAINER
+from zsim.programs.training_script.read import makes_arguments, read_script
 from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
@@ -160,12 +161,16 @@ def _started(launch: Launch) -> TrainingFile:
         program = _TRAINERS[launch.launcher]
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
+    if program is None and (file := _code_of(launch, values)) is not None:
+        return file
     if program is None:
         program = TRAINER if _EXAMPLES.fullmatch(Path(launch.target).name) else _owner(values)
     if program is None:
         return _own_script(launch, values)
     if program is TRAINER:
         _check_name(launch)
+        if "deepspeed_config" in values:  # a name that scripts of one's own have for it
+            values.setdefault("deepspeed", values.pop("deepspeed_config"))
     values = {**_defaults(launch), **values, **_drop_ray_workers(launch, program)}
     return _reader(program, launch)(launch.where, values)
 
@@ -366,6 +371,13 @@ def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, 
     """Ray's workers as left out where LLaMA-Factory is not started under Ray (ff6d4d12 extras/misc.py)."""
     is_on = launch.variables.get("USE_RAY", "").lower() in ("true", "y", "1")
     return {"ray_num_workers": None} if program is LLAMA_FACTORY and not is_on else {}
+
+
+def _code_of(launch: Launch, values: Mapping[str, Any]) -> TrainingFile | None:
+    """The settings of a script that is here and makes its arguments in code, or None."""
+    paths = (launch.folder / launch.target, Path(launch.target))
+    path = next((path for path in paths if path.suffix == ".py" and path.is_file()), None)
+    return None if path is None or not makes_arguments(path) else read_script(path, values)
 
 
 def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:

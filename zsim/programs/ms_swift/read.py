@@ -44,45 +44,6 @@ from zsim.specs.model.spec import Attention
 _SEQUENCES = 16  # of a step, where no accumulation is said
 
 
-def _zero(stage: int, *, offloads: bool = False) -> Mapping[str, Any]:
-    """One of the files that ms-swift has by name (config/zero*.json)."""
-    device = {"device": "cpu" if offloads else "none", "pin_memory": True}
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "contiguous_gradients": True}
-    if stage:
-        zero["offload_optimizer"] = device
-    if stage == 3:
-        zero |= {
-            "offload_param": device, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
-            "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
-            "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
-            "stage3_gather_16bit_weights_on_model_save": True,
-        }  # fmt: skip
-    else:
-        zero |= {
-            "allgather_partitions": True, "allgather_bucket_size": 2e8, "reduce_scatter": True,
-            "reduce_bucket_size": 2e8,
-        }  # fmt: skip
-    return {
-        "fp16": {"enabled": "auto", "loss_scale": 0},
-        "bf16": {"enabled": "auto"},
-        "zero_optimization": zero,
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-    }
-
-
-ZERO_FILES: Mapping[str, Mapping[str, Any]] = {
-    "zero0": _zero(0),
-    "zero1": _zero(1),
-    "zero2": _zero(2),
-    "zero3": _zero(3),
-    "zero2_offload": _zero(2, offloads=True),
-    "zero3_offload": _zero(3, offloads=True),
-}
-
-
 FSDP_FILES: Mapping[str, Mapping[str, Any]] = {
     "fsdp2": {
         "fsdp": "full_shard auto_wrap",
@@ -116,7 +77,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     read_liger(values)
     if not is_grpo:
         _read_length(values)
-    read_strategy(values, ZERO_FILES)
+    read_strategy(values)
     if not values.has("gradient_checkpointing_kwargs") and file.settings["strategy.kind"] != "ddp":
         # trainers/mixin.py `_fix_gradient_checkpointing`
         file.defaults["training.checkpoint_is_reentrant"] = values.flag("gradient_checkpointing", True)

@@ -1,7 +1,8 @@
 """OpenRLHF's flags -> the step of its supervised trainer, or the update of PPO's actor, under DeepSpeed.
 
-Read in OpenRLHF 3c3be623: `cli/train_sft.py`, `train_dpo.py` and `train_ppo_ray.py`, `utils/deepspeed/`
-(`get_train_ds_config`, `get_ds_eval_config`). Flags up to 0.8 are read by their names of today.
+Read in OpenRLHF 3c3be623: `cli/train_sft.py`, `train_dpo.py`, `train_rm.py` and
+`train_ppo_ray.py`, `utils/deepspeed/` (`get_train_ds_config`, `get_ds_eval_config`). Flags up to 0.8 are read
+by their names of today.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.huggingface.adapters import adapter_settings
-from zsim.programs.huggingface.job import read_preferences
+from zsim.programs.huggingface.job import read_preferences, read_rewards
 from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
 from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.specs.formats.config_file import TrainingFile
 from zsim.specs.formats.file_values import FileValues
 
-_SFT, _DPO, _PPO = "train_sft", "train_dpo", "train_ppo_ray"
+_SFT, _DPO, _RM, _PPO = "train_sft", "train_dpo", "train_rm", "train_ppo_ray"
 # Estimator of advantages (openrlhf/cli/train_ppo_ray.py) -> the algorithm whose passes it has.
 _ALGORITHMS = {
     "gae": "ppo", "reinforce": "rloo", "rloo": "rloo", "reinforce_baseline": "rloo", "group_norm": "grpo",
@@ -33,10 +34,10 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     Raises InputError for impossible values, NotSimulatedError for other trainers and for what zsim lacks.
     """
     trainer = target.rpartition(".")[2].removesuffix(".py")
-    if not target.removesuffix(".py").endswith((_SFT, _DPO, _PPO)):
+    if not target.removesuffix(".py").endswith((_SFT, _DPO, _RM, _PPO)):
         raise NotSimulatedError(
-            f"{name}: {target}: zsim does not simulate this trainer of OpenRLHF's; expected {_SFT}, {_DPO} "
-            f"or {_PPO}"
+            f"{name}: {target}: zsim does not simulate this trainer of OpenRLHF's; expected {_SFT}, {_DPO}, "
+            f"{_RM} or {_PPO}"
         )
     is_old = any(key in values for key in ("micro_train_batch_size", "zero_stage", "pretrain"))
     flags = {RENAMED.get(key, key): value for key, value in values.items()}
@@ -47,9 +48,13 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     keys.read(
         "model.gradient_checkpointing_enable", "model.gradient_checkpointing_reentrant", "ds.use_liger_kernel"
     )
-    file.settings["training.micro_batch_size"] = keys.count("train.micro_batch_size", 1 if is_ppo else 8)
+    file.settings["training.micro_batch_size"] = keys.count(
+        "train.micro_batch_size", 1 if is_ppo or trainer.endswith(_RM) else 8
+    )
     file.global_batch_size = keys.count("train.batch_size", 128)
-    file.settings["training.sequence_length"] = _length(keys, values, is_ppo=is_ppo)
+    file.settings["training.sequence_length"] = _length(
+        keys, values, 512 if trainer.endswith(_RM) else 2048, is_ppo=is_ppo
+    )
     precision = keys.get("ds.param_dtype", "bf16" if not is_old or "bf16" in values else "fp32")
     file.settings["training.precision"] = precision
     is_packed = keys.get("ds.packing_samples", False) or keys.get("train.dynamic_batch_enable", False)
@@ -72,6 +77,10 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     _read_adapters(keys)
     if trainer.endswith(_DPO):
         _read_preferences(keys)
+    if trainer.endswith(_RM):  # rows of pairs through one output (models/model.py, trainer/rm_trainer.py)
+        read_rewards(keys, has_adapters=keys.get("ds.lora.rank", 0) > 0)
+    if trainer.endswith((_DPO, _RM)):
+        file.global_batch_size = 2 * (file.global_batch_size or 1)
     if is_ppo:
         nodes, per_node = keys.count("actor.num_nodes", 1), keys.count("actor.num_gpus_per_node", 8)
         file.settings |= {"nodes": nodes, "gpus": nodes * per_node}
@@ -89,17 +98,16 @@ def _read_preferences(keys: FileValues) -> None:
     actor = keys.get("model.model_name_or_path")
     keys.refuse("ref.model_name_or_path", "a reference of another model than the one that is trained", actor)
     read_preferences(keys, "DPO", reference="copy")
-    keys.file.global_batch_size = 2 * (keys.file.global_batch_size or 1)
 
 
-def _length(keys: FileValues, values: Mapping[str, Any], *, is_ppo: bool) -> int:
+def _length(keys: FileValues, values: Mapping[str, Any], default: int, *, is_ppo: bool) -> int:
     """The tokens of a sequence at most. Up to 0.8 PPO has one number for prompts and one for responses."""
     old = [values.get(key, 1024) for key in ("prompt_max_len", "generate_max_len")]
     if is_ppo and {"prompt_max_len", "generate_max_len"} & set(values):
         if not all(isinstance(number, int) for number in old):
             raise InputError(f"{keys.file.name}: prompt_max_len, generate_max_len: expected whole numbers")
         return sum(old)
-    return keys.count("data.max_len", 2048)
+    return keys.count("data.max_len", default)
 
 
 def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:

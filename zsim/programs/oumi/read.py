@@ -7,13 +7,13 @@ core/distributed.py (`get_accelerate_env_vars`). oumi hands all arguments over, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.trl.read import read_values as read_trl_values
-from zsim.specs.formats.config_file import TrainingFile, flatten
+from zsim.specs.formats.config_file import TrainingFile, flatten, read_renamed
 from zsim.specs.formats.file_values import silent_keys
 
 _TRAINERS = {"TRL_SFT": "sft", "TRL_DPO": "dpo"}
@@ -99,23 +99,13 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         raise InputError(f"{name}: training.trainer_kwargs: found {further!r}, expected keys and values")
     arguments |= further
     others = {key: value for key, value in values.items() if key not in _IDLE}
-    try:
-        file = read_trl_values(name, {**arguments, **others}, trainer=_TRAINERS[trainer])
-    except (InputError, NotSimulatedError) as error:
-        raise type(error)(_oumi_keys(str(error))) from None
-    file.notes = [_oumi_keys(note) for note in file.notes]
-    file.missing = {key: _oumi_keys(reason) for key, reason in file.missing.items()}
+    file = read_renamed(
+        partial(read_trl_values, name, {**arguments, **others}, trainer=_TRAINERS[trainer]),
+        {target: key for key, (target, _) in _ARGUMENTS.items()},
+    )
     if is_quantised:
         file.note("peft.q_lora: PEFT's preparation, other weights than those in 4 bits in fp32, is left out")
     return file
-
-
-def _oumi_keys(text: str) -> str:
-    """A message with oumi's keys for TRL's. Short names are keys only before a colon."""
-    for key, (target, _) in _ARGUMENTS.items():
-        end = r"(?![\w.])" if "_" in target else "(?=:)"
-        text = re.sub(rf"(?<![\w./]){target}{end}", key, text)
-    return text
 
 
 def _sharding(values: Mapping[str, Any], checkpoints: Any) -> dict[str, Any]:

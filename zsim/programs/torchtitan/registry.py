@@ -8,18 +8,15 @@ b5bcd76c of August 2026 (`config/configs.py`, `trainer.py`, `models/llama3/confi
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.programs.python_text import CLASS, Unknown, evaluate, parse_python
 from zsim.programs.torchtitan.keys import IDLE_KEYS
-from zsim.reading import read_text
 
-CLASS = "class"
-"""The key of a built object under which the name that was called stands."""
 _FOLDERS = (
     "torchtitan/models/{}",
     "torchtitan/experiments/{}",
@@ -29,9 +26,6 @@ _FOLDERS = (
 )
 _FILE = "config_registry.py"
 _MAX_CALLS = 30  # functions that take one another's configuration
-_OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
 _POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 _CONVERTERS = {"Float8LinearConverter": "float8", "MXFP8LinearConverter": "mx"}
 # Arguments of `model_registry`: those that are settings elsewhere, and those without effect on a step.
@@ -44,14 +38,6 @@ _OTHER_TRAINERS = {
 }
 # Sections of a configuration that a step depends on, whose fields are keys of the command line too.
 _SECTIONS = ("training", "parallelism", "compile")
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """A value that more than constants decide."""
-
-    text: str
-    line: int
 
 
 def locate_registry(folder: Path, module: str) -> Path | None:
@@ -71,13 +57,7 @@ def read_registered(path: Path, function: str, module: str) -> dict[str, Any]:
     Raises InputError if there is no such function, NotSimulatedError for one that does more than build a
     configuration.
     """
-    try:
-        tree = ast.parse(read_text(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not Python: {error}") from None
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions = {node.name: node for node in parse_python(path).body if isinstance(node, ast.FunctionDef)}
     if function not in functions:
         public = [name for name in functions if not name.startswith("_")]
         raise InputError(
@@ -136,26 +116,7 @@ class _Functions:
                 owner[target.attr] = value
 
     def _value(self, node: ast.expr, values: Mapping[str, Any]) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self._value(element, values) for element in node.elts]
-        if isinstance(node, ast.Name) and node.id in values:
-            return values[node.id]
-        if isinstance(node, ast.Attribute):
-            owner = self._value(node.value, values)
-            if isinstance(owner, dict) and node.attr in owner:
-                return owner[node.attr]
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-            left, right = self._value(node.left, values), self._value(node.right, values)
-            if all(isinstance(side, int) and not isinstance(side, bool) for side in (left, right)):
-                return _OPERATIONS[type(node.op)](left, right)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            number = self._value(node.operand, values)
-            return -number if isinstance(number, int | float) else Unknown(ast.unparse(node), node.lineno)
-        if isinstance(node, ast.Call):
-            return self._built(node, values)
-        return Unknown(ast.unparse(node)[:60], node.lineno)
+        return evaluate(node, values, partial(self._built, values=values))
 
     def _built(self, node: ast.Call, values: Mapping[str, Any]) -> Any:
         """The fields of an object that is built, or the result of a function of this file."""

@@ -50,7 +50,7 @@ _PASSED_ON = ("num_machines", "num_processes", "mixed_precision", "dynamo_backen
 def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> TrainingFile:
     """The settings in TRL's arguments by key, of a file or a command line called `name`.
 
-    `trainer` is the script's, as in "sft" or "dpo". Without it, the keys tell.
+    `trainer` is the script's, as in "sft" or "dpo", or "hf" for transformers' own. Without it, the keys tell.
     """
     file = TrainingFile(name, program="trl")
     values = FileValues(file, data, KEYS, SILENT, "TRL")
@@ -107,7 +107,7 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
         weights = "" if is_quantised else values.assume("dtype", "float32") and "fp32"
     write_types(values.file, precision, weights, has_adapters=has_adapters)
     if has_adapters:
-        _read_adapters(values, is_quantised=is_quantised)
+        _read_adapters(values, is_quantised=is_quantised, is_cast=trainer != "hf")
     elif is_quantised:
         key = "load_in_8bit" if is_int8 else "load_in_4bit"
         raise values.lack(key, "quantised weights without adapters (use_peft), which nothing trains")
@@ -201,10 +201,11 @@ def _read_length(values: FileValues) -> None:
     note_full_length(values, key, is_packed=values.flag("packing"))
 
 
-def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
+def _read_adapters(values: FileValues, *, is_quantised: bool, is_cast: bool) -> None:
     write_adapters(values, ADAPTERS)
     if is_quantised:
         bits = 8 if values.flag("load_in_8bit") else 4  # `get_quantization_config` takes 4 before 8
         bits = 4 if values.flag("load_in_4bit") else bits
         write_quantisation(values, double=values.flag("use_bnb_nested_quant"), bits=bits)
-        keep_adapters_in_bf16(values.file.settings)  # sft_trainer.py casts what is trained
+        if is_cast:
+            keep_adapters_in_bf16(values.file.settings)  # sft_trainer.py casts what is trained

@@ -16,6 +16,8 @@ from zsim.specs.formats.file_values import FileValues
 _PROMPT, _COMPLETION = 512, 512
 # Trainer -> completions of a prompt, and the weight of the reference, where a file has neither.
 ROLLOUTS = {"grpo": (8, 0.0), "rloo": (2, 0.05)}
+# Keys of releases before 0.18 (a8cfca6d), whose GRPO had a reference where nothing is said (7359ddcc, 0.19).
+_REFERENCE_MARKS, _OLDER_BETA = ("vllm_device", "vllm_dtype", "vllm_max_model_len"), 0.04
 _MODES = ("colocate", "server")
 _UPDATE = "of completions at their longest"
 
@@ -43,9 +45,7 @@ def read_rollout(values: FileValues, trainer: str) -> None:
             "TRL takes one of them"
         )
     if not values.flag("use_vllm"):
-        passes = (
-            ", and passes of the reference (beta)," if values.number("beta", ROLLOUTS[trainer][1]) else ""
-        )
+        passes = ", and passes of the reference (beta)," if _has_reference(values, trainer) else ""
         skip_rollout(file, f"completions without vLLM (use_vllm){passes} are not simulated", _UPDATE)
         return
     per_gpu = values.count("per_device_train_batch_size", 8) or 8
@@ -71,6 +71,11 @@ def read_rollout(values: FileValues, trainer: str) -> None:
     file.resolve_rollout = resolve
 
 
+def _has_reference(values: FileValues, trainer: str) -> bool:
+    beta = _OLDER_BETA if trainer == "grpo" and values.has(*_REFERENCE_MARKS) else ROLLOUTS[trainer][1]
+    return bool(values.number("beta", beta))
+
+
 def _set_rollout(
     values: FileValues, trainer: str, mode: str, gpus: int, batches: tuple[int, int, int, int]
 ) -> None:
@@ -81,8 +86,7 @@ def _set_rollout(
     """
     file = values.file
     per_gpu, accumulation, steps, iterations = batches
-    samples, beta = ROLLOUTS[trainer]
-    samples = values.count("num_generations", samples) or samples
+    samples = values.count("num_generations", ROLLOUTS[trainer][0]) or 1
     total = per_gpu * gpus * steps
     if total % samples:
         raise InputError(
@@ -114,7 +118,7 @@ def _set_rollout(
             "algorithm": trainer,
             "placement": "split" if is_server else "colocated",
             "epochs": iterations,
-            "reference": "resident" if values.number("beta", beta) else "none",
+            "reference": "resident" if _has_reference(values, trainer) else "none",
             "old_logprobs": "recomputed" if needs_logprobs else "skipped",
             "rollout.tensor": None if is_server else tensor,
             "rollout.gpu_memory_utilization": None

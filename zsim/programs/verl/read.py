@@ -7,6 +7,7 @@ Read in verl b178a3cd: `workers/fsdp_workers.py` (`_build_model_optimizer`, the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from zsim.programs.verl.engines import (
 )
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, REFERENCE, ROLLOUT
 from zsim.programs.verl.tuning import engine_of, read_engine_values, read_sft_values, section_of
-from zsim.specs.formats.config_file import TrainingFile, change_values, flatten
+from zsim.specs.formats.config_file import TrainingFile, change_values, flatten, read_renamed
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.model.hub_names import locate_model
@@ -107,13 +108,8 @@ def _read_easy_r1(name: str, data: Mapping[str, Any]) -> TrainingFile:
                 f"{ROLLOUT}.log_prob_max_token_len_per_gpu": -(-experience * (prompt + response) // ulysses),
             }
     mapped[f"{ACTOR}.use_kl_loss"] = mapped.pop("algorithm.disable_kl", False) is not True
-    try:
-        file = read_values(name, change_values({}, mapped))
-    except (InputError, NotSimulatedError) as error:
-        message = str(error)
-        for key, target in verl_keys.EASY_R1.items():
-            message = message.replace(target, key)
-        raise type(error)(message) from None
+    names = {target: key for key, target in reversed(verl_keys.EASY_R1.items())}
+    file = read_renamed(partial(read_values, name, change_values({}, mapped)), names)
     file.settings["training.optimizer_implementation"] = "fused"
     file.settings.pop("training.frozen_dtype", None)  # in bf16
     if is_host:

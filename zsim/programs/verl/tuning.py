@@ -20,7 +20,7 @@ from zsim.programs.verl.engines import (
     whole_sequences,
 )
 from zsim.programs.verl.keys import ACTOR, IDLE, KEYS, MODEL
-from zsim.specs.formats.config_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile, read_renamed
 from zsim.specs.formats.file_values import FileValues, silent_keys
 from zsim.specs.formats.safe_yaml import resolve_references
 
@@ -119,22 +119,15 @@ def _read_tuning(
     """Fine-tuning, whose keys have been put where those of an actor stand. `names` are those in the file."""
     file = TrainingFile(name, program="verl")
     keys = FileValues.nested(file, values, KEYS, _SFT_IDLE)
-    try:
+
+    def read() -> TrainingFile:
         if names is verl_keys.ENGINE_NAMES:
             _read_engine(keys, strategy, gpus)
         else:
             _read_sft(keys, strategy)
-    except (InputError, NotSimulatedError) as error:
-        raise type(error)(_file_keys(str(error), names)) from None
-    file.notes = [_file_keys(note, names) for note in file.notes]
-    return file
+        return file
 
-
-def _file_keys(text: str, names: Mapping[str, str]) -> str:
-    """A message with the keys of a file of fine-tuning for those of an actor, as which it is read."""
-    for key, file_key in names.items():
-        text = text.replace(key, file_key)
-    return text
+    return read_renamed(read, names)
 
 
 def _read_engine(keys: FileValues, strategy: str, gpus: int | None) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.reading import parse_json, parse_toml, read_user_text
 from zsim.specs.formats.safe_yaml import content_kind, load_yaml
 
@@ -78,6 +79,28 @@ def load_table(path: Path, notes: list[str] | None = None) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: {content_kind(data)}; expected keys and values at the top")
     return data
+
+
+def read_renamed(read: Callable[[], TrainingFile], names: Mapping[str, str]) -> TrainingFile:
+    """The settings that `read` reads of a file by the keys of another file.
+
+    `names` maps these keys to those that the file has, which stand for them in errors, notes and reasons.
+    Keys of one word are keys only before a colon.
+    """
+    longest_first = sorted(names, key=len, reverse=True)
+    ends = ((key, r"(?!\w)" if "_" in key or "." in key else "(?=:)") for key in longest_first)
+    pattern = re.compile("|".join(rf"(?<![\w./]){re.escape(key)}{end}" for key, end in ends))
+
+    def rename(text: str) -> str:
+        return pattern.sub(lambda match: names[match[0]], text)
+
+    try:
+        file = read()
+    except (InputError, NotSimulatedError) as error:
+        raise type(error)(rename(str(error))) from None
+    file.notes = [rename(note) for note in file.notes]
+    file.missing = {key: rename(reason) for key, reason in file.missing.items()}
+    return file
 
 
 def change_values(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

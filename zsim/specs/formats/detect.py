@@ -140,12 +140,16 @@ def merge_training_file(
         remaining_overrides.setdefault(f"cluster.{dotted}", value)
     merged["notes"] = [*merged.get("notes", ()), *file.notes]
     merged.setdefault("program", file.program)
-    for key in ("model", "cluster"):
-        if remaining_overrides.get(key, merged.get(key)) is None:
-            missing = file.missing.get(key)
-            raise InputError(
-                f"{file.name}: {missing}" if missing else f"{file.name} names no {key}: give it (--{key})"
-            )
+    requested = {**dict(flatten(data)), **remaining_overrides}
+    needed = dict.fromkeys(("model", *file.missing, "cluster"))
+    if absent := [
+        key for key in needed if requested.get(key) is None and (key in file.missing or not merged.get(key))
+    ]:
+        reasons = "; ".join(file.missing[key] for key in absent if key in file.missing)
+        first = absent[0]
+        raise InputError(
+            f"{file.name}: {reasons}" if reasons else f"{file.name} names no {first}: give it (--{first})"
+        )
     return merged, remaining_overrides
 
 

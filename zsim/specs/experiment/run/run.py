@@ -34,7 +34,7 @@ from zsim.errors import NotSimulatedError
 from zsim.specs.experiment.run.checkpoint import CheckpointTable, steps_or_time
 from zsim.specs.experiment.run.failures import FailuresTable, RecoveryTable, apply_preset
 from zsim.specs.lazy_model import FiniteTable, Fraction, StrictTable, Table
-from zsim.units import BytesPerSecond, Duration, Tokens
+from zsim.units import BytesPerSecond, Duration, Length, Tokens
 
 _FILE = "storage.toml"
 _BANDWIDTHS = ("write_bandwidth_per_writer", "write_bandwidth_per_node", "write_bandwidth")
@@ -140,7 +140,7 @@ class PhaseTable(StrictTable):
     nodes: _Count | None = Field(
         default=None, description="nodes of the phase; left out: as the experiment says, like the keys below"
     )
-    sequence_length: _Count | None = Field(
+    sequence_length: Length | None = Field(
         default=None, description="tokens of a sequence; left out: as the experiment says"
     )
     micro_batch_size: _Count | None = Field(

@@ -24,6 +24,7 @@ from zsim.specs.strategy.training import (
     Precision,
     RecomputeModule,
 )
+from zsim.units import Length
 
 AttentionChoice = Literal[
     "flash",
@@ -78,7 +79,7 @@ class TrainingTable(StrictTable):
         """Turns a release without quotes, such as 4.51, into text. Only its major number is read."""
         return str(value) if type(value) in (int, float) else value
 
-    sequence_length: Count | None = Field(
+    sequence_length: Length | None = Field(
         default=None, description="tokens of a sequence; left out: the model's longest up to 4096"
     )
     micro_batch_size: Count | None = Field(

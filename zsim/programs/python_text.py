@@ -1,0 +1,110 @@
+"""Values in the text of Python files, which is parsed and never run."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, unreadable_reason
+from zsim.reading import read_text
+
+CLASS = "class"
+"""The key of a built object under which the name that was called stands."""
+LINE = "line of the call"
+"""The key under which the line of that call stands, if it does."""
+_OPERATIONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
+    ast.GtE: operator.ge, ast.LtE: operator.le,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A value that more than constants decide."""
+
+    text: str
+    line: int
+
+
+def parse_python(path: Path, text: str | None = None) -> ast.Module:
+    """The tree of a file, or of `text` in its place. Raises InputError for one that is no Python."""
+    try:
+        return ast.parse(read_text(path) if text is None else text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not Python: {error}") from None
+
+
+def unknown_in(value: Any) -> Unknown | None:
+    """The unknown part of a value, or of the first of its parts that is. The result of a call is."""
+    if isinstance(value, dict) and CLASS in value:
+        return Unknown(f"{value[CLASS]}(...)", value.get(LINE, 0))
+    if isinstance(value, list):
+        return next(filter(None, map(unknown_in, value)), None)
+    return value if isinstance(value, Unknown) else None
+
+
+def evaluate(node: ast.expr, names: Mapping[str, Any], build: Callable[[ast.Call], Any]) -> Any:
+    """The value of an expression of constants, `names` and calls, for which `build` has a value."""
+
+    def value(inner: ast.expr) -> Any:
+        return evaluate(inner, names, build)
+
+    def unknown() -> Unknown:
+        return Unknown(ast.unparse(node)[:60], node.lineno)
+
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List() | ast.Tuple():
+            return [value(element) for element in node.elts]
+        case ast.Dict() if all(key is not None for key in node.keys):
+            return {
+                str(value(key)): value(entry)
+                for key, entry in zip(node.keys, node.values, strict=True)
+                if key
+            }
+        case ast.Name():
+            return names[node.id] if node.id in names else unknown()
+        case ast.Attribute() | ast.Subscript():
+            owner = value(node.value)
+            key = node.attr if isinstance(node, ast.Attribute) else value(node.slice)
+            return (
+                owner[key] if isinstance(owner, dict) and isinstance(key, str) and key in owner else unknown()
+            )
+        case ast.BinOp(op=ast.Div()):  # a path
+            folder, name = value(node.left), value(node.right)
+            return (
+                f"{folder if isinstance(folder, str) else '.'}/{name}" if isinstance(name, str) else unknown()
+            )
+        case ast.BinOp() | ast.Compare(ops=[_]):
+            right, sign = (
+                (node.right, node.op) if isinstance(node, ast.BinOp) else (node.comparators[0], node.ops[0])
+            )
+            sides = [value(node.left), value(right)]
+            is_number = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+            is_number &= sides[1] != 0 or not isinstance(sign, ast.FloorDiv)
+            is_text = all(isinstance(side, str) for side in sides) and isinstance(sign, ast.Eq | ast.NotEq)
+            return (
+                _OPERATIONS[type(sign)](*sides)
+                if type(sign) in _OPERATIONS and (is_number or is_text)
+                else unknown()
+            )
+        case ast.UnaryOp(op=ast.USub()):
+            number = value(node.operand)
+            return -number if isinstance(number, int | float) else unknown()
+        case ast.UnaryOp(op=ast.Not()):
+            truth = value(node.operand)
+            return unknown() if unknown_in(truth) else not truth
+        case ast.IfExp():
+            test = value(node.test)
+            return unknown() if unknown_in(test) else value(node.body if test else node.orelse)
+        case ast.Call():
+            return build(node)
+    return unknown()
