@@ -248,6 +248,14 @@ def test_autocast_leaves_log_softmax_in_the_logits_type_and_casts_what_it_puts_o
     assert Module("loss", Loss(100)).saved_bytes(SHAPE, options) == 6 * 20_000
 
 
+def test_a_loss_in_16_bits_casts_nothing() -> None:
+    """20,000 logits: log-softmax 4; backward fill 2, log-softmax 6. Kept: its output, 2."""
+    module, options = Module("loss", Loss(100)), WorkOptions(loss=losses()["eager-16-bit"])
+    assert total_bytes(module.kernels(FORWARD, SHAPE, options)) == 4 * 20_000
+    assert total_bytes(module.kernels(BACKWARD, SHAPE, options)) == 8 * 20_000
+    assert module.saved_bytes(SHAPE, options) == 2 * 20_000
+
+
 def test_one_warp_picks_the_labels_of_the_eager_loss_two_loads_for_32_of_them() -> None:
     """200 tokens are 7 rounds of 32; backward and the fused loss wait for none."""
     module = Module("loss", Loss(50_257))

@@ -474,6 +474,34 @@ def test_torchtitan_copies_rows_once_behind_deepep_and_scatters_them_back() -> N
     assert rows.library.kernels.move("permute", is_compiled=True).forward.rows == 16
 
 
+def test_automodel_moves_rows_by_transformer_engine_and_leaves_experts_alone() -> None:
+    """Forced balance takes the place of the gate, so nothing of it runs. FSDP2 neither gathers, copies nor
+    reduces the experts of one rank: autograd adds the gradients of a second micro-batch to the first, which
+    are read twice and written. Gate and up projections of 2 experts are 2 x 2 x 64 x 256 elements in bf16.
+    The blocks stay gathered from forward to backward."""
+    job = job_of(
+        {"kind": "fsdp2", "wrapping": "automodel"},
+        {"expert": 8, "dispatcher": "deepep"},
+        gpus=8, gradient_accumulation_steps=2, stored_dtype="bf16",
+    )  # fmt: skip
+    kernels = job.parallelism.experts.library.kernels
+    assert kernels.move("permute", is_compiled=False).forward == RowPasses(0, 2, 3)
+    assert kernels.move("unpermute", is_compiled=False).forward == RowPasses(1, 1, 1)
+    plan = make_plan(job)
+    check_plan(plan)
+    ops = plan.programs[0].ops
+    assert not [op.name for op in ops if ".gate" in op.name and "_proj" not in op.name]
+    moved = [op.name.split()[0] for op in ops if op.name.endswith("mlp.experts") and " " in op.name]
+    assert moved == ["accumulate"] * 2 * LAYERS
+    added = next(op.work for op in ops if op.name.startswith("accumulate gradients"))
+    assert isinstance(added, Kernels)
+    assert sum(kernel.hbm_bytes for kernel in added.kernels) in {
+        3 * 2 * 2 * n * WIDTH * HIDDEN for n in (1, 2)
+    }
+    gathers = [op.name for op in ops if isinstance(op.work, Collective) and op.work.kind == "all_gather"]
+    assert len(gathers) == 2 * (LAYERS + 2)
+
+
 def test_hybridep_makes_no_map() -> None:
     plan = make_plan(job_of(MEGATRON, {"expert": 8, "dispatcher": "hybridep"}))
     assert not [op for op in plan.programs[0].ops if ".map" in op.name]

@@ -121,13 +121,15 @@ def test_a_year_is_the_last_release_of_what_the_job_runs(tmp_path: Path) -> None
 
 
 def test_automodel_patches_models_with_liger_and_brings_tokens_by_deepep(tmp_path: Path) -> None:
-    """Its loss is of logits in fp32, which Liger's is not. DeepEP is the default from 0.2 on."""
+    """Its loss is of logits in fp32, which Liger's is not. DeepEP is the default from 0.2 on. Its mixtures
+    have units of their own."""
     dense = job_of(tmp_path, "NeMo AutoModel 0.2").training
-    assert (dense.liger, dense.cross_entropy, dense.stored_dtype) == (True, "eager", "bf16")
+    assert (dense.liger, dense.cross_entropy, dense.stored_dtype) == (True, "eager-shifted-labels", "bf16")
     split = "[parallelism]\nexpert = 8"
     releases = [job_of(tmp_path, f"automodel {number}", model="qwen3-30b-a3b", strategy=split)
                 for number in ("0.1", "0.2")]  # fmt: skip
     assert [job.experiment.parallelism.dispatcher for job in releases] == [None, "deepep"]
+    assert {setting(job, "wrapping") for job in releases} == {"automodel"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from validation.kernels.__main__ import ERRORS, KernelErrors, kernel_errors, main, section, table_lines
 from validation.kernels.__main__ import HEAD as HEAD_OF_PAGE
 from validation.kernels.measured import TABLES, read_sample
+from zsim.cost.kernels.kernel import total_flops
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.presets import gpu_preset_path
@@ -68,3 +69,12 @@ def test_the_section_has_every_kind_and_scans_are_not_far_off() -> None:
     medians = {(row[0], row[1]): float(row[4]) for row in rows if row[0] in fitted}
     del medians["Gated DeltaNet", "h200-sxm-141gb"]
     assert all(0.67 < ratio < 1.5 for ratio in medians.values()), medians
+
+
+@pytest.mark.parametrize(("top_k", "experts", "width", "products"), [(8, 128, 768, 3), (22, 512, 5120, 2)])
+def test_experts_of_nemotron_have_no_gate(top_k: int, experts: int, width: int, products: int) -> None:
+    """2 FLOPs for each row, its 2,048 elements and the features of every product."""
+    (table,) = (table for table in TABLES if table.kind == "experts, bf16")
+    sizes = {"num_experts": experts, "hidden_size": 2048, "inter_size": width}
+    row = {"num_tokens": 4096, "topk": top_k, **sizes}
+    assert total_flops(table.kernels(row)) == products * 2 * 4096 * top_k * 2048 * width

@@ -126,16 +126,21 @@ def _attention(row: Row) -> tuple[Kernel, ...]:
     return _forward(work, int(row["batch_size"]), int(row["isl"]))
 
 
+# Experts of Nemotron 3, of 1,856, 2,688 and 5,120 features: TensorRT-LLM's rows of them are all "nongated".
+_UNGATED = {(6, 128, 1856), (22, 512, 2688), (22, 512, 5120)}
+
+
 def _experts(row: Row) -> tuple[Kernel, ...]:
-    """Two grouped products of even rows, the gated activation between them, and the rows' moves: copies of
-    tokens in the order of experts, and the sum over a token's experts. They are part of what was timed.
+    """Two grouped products of even rows, the activation between them, and the rows' moves: copies of tokens
+    in the order of experts, and the sum over a token's experts. They are part of what was timed.
     """
     tokens = int(row["num_tokens"])
     rows = tokens * int(row["topk"])
     count, hidden, width = (int(row[key]) for key in ("num_experts", "hidden_size", "inter_size"))
+    is_gated = (int(row["topk"]), count, width) not in _UNGATED
     works: tuple[Operation, ...] = (
-        GroupedLinear(count, hidden, 2 * width, has_even_rows=True),
-        Activation(width, gated=True),
+        GroupedLinear(count, hidden, width * (1 + is_gated), has_even_rows=True),
+        Activation(width, gated=is_gated, name="silu" if is_gated else "relu"),
         GroupedLinear(count, width, hidden, has_even_rows=True),
     )
     moves = elementwise(2.0 * hidden * (3 * rows + tokens), "bf16", 2)

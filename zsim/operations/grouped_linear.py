@@ -166,8 +166,8 @@ class GroupedLinear(Operation):
         return self.is_adapter and self.kernel == "grouped" and self.num_experts > 1
 
     def _scored_bias(self, rows: int, options: WorkOptions) -> _ForwardAndBackward:
-        """The bias of Transformer Engine's second product, which Megatron adds itself (core 0.16.1
-        core/transformer/moe/experts.py `TEGroupedMLP._apply_bias`), eager.
+        """The bias of the second product, which Megatron (core 0.16.1 core/transformer/moe/experts.py
+        `TEGroupedMLP._apply_bias`) and NeMo AutoModel add themselves, eager.
 
         With e bytes per element of the output, p per score and w = max(e, p): for each expert the bias times
         the scores (writes p) and its sum with the rows (reads e and p, writes w). The experts' rows are

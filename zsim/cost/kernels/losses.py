@@ -165,6 +165,15 @@ EAGER_SHIFTED_LABELS = replace(
     forward=replace(EAGER.forward, temporaries=LossTensors((2, 4), (4,))),
 )
 
+# `F.cross_entropy` of 16-bit logits, log-softmax and its gradient in 16 bits (NeMo AutoModel 0.2.0
+# components/loss/masked_ce.py with `fp32_upcast: false`).
+EAGER_16_BIT = LossKernelSet(
+    "eager-16-bit",
+    forward=LossPasses(2, log_softmax="logits", picks_labels=True),
+    backward=LossPasses(3, logits=1, log_softmax="logits", temporaries=LossTensors((2, 2), (4, 4))),
+    kept=LossTensors((2,), (4,)),
+)
+
 # `F.cross_entropy` of 16-bit logits under torch.autocast. It requests log-softmax in the type of the logits,
 # which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h). Only nll_loss is on autocast's fp32 list.
 # Forward: log-softmax in 16 bits, its output cast, pick the labels. Backward: fp32 zeros, set labels, cast,
@@ -226,5 +235,5 @@ TILED = LossKernelSet(
     "tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True, tile_bytes=2**30
 )
 
-_ALL = (EAGER, EAGER_SHIFTED_LABELS, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)
+_ALL = (EAGER, EAGER_SHIFTED_LABELS, EAGER_16_BIT, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)
 LOSSES = {loss.name: loss for loss in _ALL}

@@ -28,6 +28,10 @@ becomes indices first: a sum of two kernels, a copy to the host, a selection of 
 sum by sorted indices (five for a linear index, a division, a range, six of a radix sort, its kernel). Numbers
 of a few bytes per row count as launches alone.
 
+Transformer Engine's permutation kernels (pytorch/permutation.py of 2.17) read their input once and write
+their output once. Megatron has them with `--moe-permute-fusion`, NeMo AutoModel by default (0.2.0 and 0.5.0
+components/moe/layers.py and experts.py, `moe_permute_fusion`).
+
 compiled: torch.compile joins what is elementwise with the gather before or the sum after it.
 
 # [Note: rows that are added up]
@@ -151,6 +155,11 @@ TRANSFORMERS_4_KERNELS = ExpertKernelSet(
     loop=MoveCost(RowPasses(1, 0, 8), RowPasses(0, 0, 0)),
     select=MoveCost(RowPasses(0, 2, 4), RowPasses(4, 0, 6, SORTED_INDEX_PUT)),
     put=MoveCost(RowPasses(0, 2, 3, INDEX_ADD), RowPasses(0, 8, 10), kept_rows=1),
+)
+TRANSFORMER_ENGINE_KERNELS = ExpertKernelSet(
+    "Transformer Engine",
+    permute=MoveCost(RowPasses(0, 2, 3), RowPasses(1, 1, 1)),
+    unpermute=MoveCost(RowPasses(1, 1, 1), RowPasses(0, 2, 1)),
 )
 MASKED_MAP = ExpertKernelSet("map by masks", map=MoveCost(RowPasses(0, 0, 31), RowPasses(0, 0, 22)))
 FUSED_MAP = ExpertKernelSet("map by one kernel", map=MoveCost(RowPasses(0, 0, 1), RowPasses(0, 0, 1)))

@@ -28,7 +28,7 @@ from zsim.plan.workload.workload import Segment
 from zsim.specs.model.spec import Exchange, Module, Parameter
 from zsim.specs.strategy.parallelism import EXPERT
 
-WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
+WRAPPINGS = ("torchtitan-0.1", "torchtitan", "automodel", "huggingface", "none", "blocks:N")
 _BLOCKS_PATTERN = re.compile(r"blocks:([1-9]\d*)")
 
 
@@ -63,6 +63,8 @@ class ParamGroup:
     """Whether its output is the logits, so that its backward begins after the loss's."""
     calls: tuple[str, str] | None = None
     """The first and the last module that it is for, if it is a group inside a block."""
+    is_plain: bool = False
+    """Its parameters are no DTensors, and FSDP2 leaves them and their gradients alone (`ignored_params`)."""
     shard_dimension: int = 0
     forward_prefetch: tuple[str, ...] | None = None
     """Names of the groups that are unsharded with it (`set_modules_to_forward_prefetch`)."""
@@ -214,9 +216,12 @@ def make_param_groups(
     make one group of embedding, norm and head, and so do modules between the blocks of a captured model.
     huggingface: each block resharded. The root holds the others. none: the root holds all parameters.
     blocks:N: as torchtitan, with N consecutive blocks in one group (`fully_shard([...])`: pre-hooks on the
-    first block, post-hooks on the last). A pipeline's stages are resharded after forward only if asked for,
-    torchtitan's norm and head with them ("always", while "default" is not to). `experts` is the mesh of
-    routed experts, which are then a group of their own inside their block. Source: torchtitan
+    first block, post-hooks on the last). automodel: as torchtitan, but nothing is resharded after forward
+    unless asked for, the host prefetches nothing, and routed experts of one rank alone are plain tensors
+    without offloading (NeMo AutoModel 0.2.0 components/moe/parallelizer.py `apply_fsdp`, whose root has the
+    last norm, which is with the head here). A pipeline's stages are resharded only if asked for, torchtitan's
+    norm and head with them ("always", while "default" is not to). `experts` is the mesh of routed experts,
+    which are then a group of their own inside their block. Source: torchtitan
     models/llama3/infra/parallelize.py (0.1, v0.2.2) and distributed/fsdp.py (0.3.0), accelerate 1.15.0
     utils/fsdp_utils.py.
     """
@@ -279,13 +284,14 @@ def _param_groups(
     blocks = [segment for segment in inner_segments if segment.kind == "block"]
     between = [segment for segment in inner_segments if segment.kind == "between" and segment.parameters]
     reshard, post_forward = strategy.reshard_after_forward, mesh.post_forward
-    reshards = not is_pipeline if reshard is None else bool(reshard)
+    is_automodel = strategy.wrapping == "automodel"
+    reshards = not (is_pipeline or is_automodel) if reshard is None else bool(reshard)
     if strategy.wrapping == "none":
         names = tuple(segment.name for segment in workload.segments)
         parameters = tuple(p for segment in workload.segments for p in segment.parameters)
         return [ParamGroup("root", names, parameters, mesh, is_root=True, reshards_after_forward=False)]
     blocks_per_group = int(blocks_match[1]) if blocks_match else 1
-    is_titan = strategy.wrapping == "torchtitan" or blocks_match is not None
+    is_titan = strategy.wrapping == "torchtitan" or is_automodel or blocks_match is not None
     first_block = sum(len(tower.blocks) for tower in workload.model.towers)
     tower_runs = _tower_runs(blocks[:first_block], between, is_titan=is_titan)
     between = [] if tower_runs and is_titan else between
@@ -315,7 +321,7 @@ def _param_groups(
             reshards_after_forward=is_pipeline and reshards, ends_before_loss=has_loss,
         )  # fmt: skip
         if experts_mesh is not None:
-            return _add_experts(stage, [embedding], groups, [head], experts_mesh)
+            return _add_experts(stage, [embedding], groups, [head], experts_mesh, strategy)
         return [embedding, *groups, head]
     if strategy.wrapping == "torchtitan-0.1" and groups:
         groups[-1].reshards_after_forward, groups[-1].post_forward = False, None
@@ -325,7 +331,10 @@ def _param_groups(
         tuple(parameter for segment in root_segments for parameter in segment.parameters), mesh,
         is_root=True, reshards_after_forward=False, ends_before_loss=is_titan and has_loss,
     )  # fmt: skip
-    return [root, *(groups if experts_mesh is None else _add_experts(stage, [], groups, [], experts_mesh))]
+    return [
+        root,
+        *(groups if experts_mesh is None else _add_experts(stage, [], groups, [], experts_mesh, strategy)),
+    ]
 
 
 def _tower_runs(blocks: Sequence[Segment], between: list[Segment], *, is_titan: bool) -> list[list[Segment]]:
@@ -336,16 +345,21 @@ def _tower_runs(blocks: Sequence[Segment], between: list[Segment], *, is_titan: 
 
 
 def _add_experts(
-    stage: Stage, first: list[ParamGroup], blocks: list[ParamGroup], last: list[ParamGroup], mesh: MeshInfo
+    stage: Stage,
+    first: list[ParamGroup],
+    blocks: list[ParamGroup],
+    last: list[ParamGroup],
+    mesh: MeshInfo,
+    strategy: Fsdp2Config,
 ) -> list[ParamGroup]:
     """The groups, with those of routed experts after their blocks. They are cut on dim 1 where there are
-    fewer experts than ranks. Every group names the groups that are prefetched with it, since the host waits
-    in between (0.2.2 models/llama4/infra/parallelize.py `apply_fsdp`). `first` and `last` are the groups of
-    embedding and head, unless the root has these.
+    fewer experts than ranks. torchtitan's groups name those that are prefetched with them, since the host
+    waits in between (0.2.2 models/llama4/infra/parallelize.py `apply_fsdp`). `first` and `last` are the
+    groups of embedding and head, unless the root has these.
     """
     segments = {segment.name: segment for segment in stage.workload.segments}
     expert_groups = {
-        group.name: [_expert_group(group, segments[name], mesh) for name in group.segments]
+        group.name: [_expert_group(group, segments[name], mesh, strategy) for name in group.segments]
         for group in blocks
     }
     inner = {
@@ -359,6 +373,8 @@ def _add_experts(
         next_group = order[number + 1] if number + 1 < len(order) else None
         previous_group = order[number - 1] if number else None
         is_end = group in first, group in last
+        if strategy.wrapping == "automodel":
+            next_group = previous_group = None
         if next_group is not None:
             next_names = names.get(next_group.name, [next_group.name])
             group.forward_prefetch = tuple(next_names[:1] if is_end[0] else next_names)
@@ -369,7 +385,9 @@ def _add_experts(
     return ordered_groups
 
 
-def _expert_group(block: ParamGroup, segment: Segment, mesh: MeshInfo) -> ParamGroup | None:
+def _expert_group(
+    block: ParamGroup, segment: Segment, mesh: MeshInfo, strategy: Fsdp2Config
+) -> ParamGroup | None:
     """The group of a block's routed experts: its hooks stand around the dispatch and the combination."""
     calls = segment.calls
     parameters = tuple(p for call in calls for p in call.parameters if p.rank_kind)
@@ -382,10 +400,13 @@ def _expert_group(block: ParamGroup, segment: Segment, mesh: MeshInfo) -> ParamG
     while _is_dispatch(calls[last + 1].module):
         last += 1
     num_local = parameters[0].shape[0]
+    is_alone = mesh.shard.size == 1 and mesh.replicate is None and not strategy.cpu_offload
+    is_plain = strategy.wrapping == "automodel" and is_alone
     return ParamGroup(
         calls[indices[0]].name.rpartition(".")[0], (), parameters, mesh,
         reshards_after_forward=block.reshards_after_forward, post_forward=None,
-        calls=(calls[first].name, calls[last].name), shard_dimension=int(mesh.shard.size > num_local),
+        calls=None if is_plain else (calls[first].name, calls[last].name), is_plain=is_plain,
+        shard_dimension=int(mesh.shard.size > num_local),
     )  # fmt: skip
 
 

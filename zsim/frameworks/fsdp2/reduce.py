@@ -59,6 +59,15 @@ class Fsdp2Reducer:
         self.builder.free("buffers", gradient.unsharded_bytes, owner=group.name, part=GRADIENTS)
         gradient.accumulated_bytes, gradient.unsharded_bytes = size, 0
 
+    def keep(self, group: ParamGroup, gradient: ParamGroupGradient, size: int) -> None:
+        """A gradient of plain parameters: autograd keeps the first and adds further ones to it."""
+        if not gradient.has_shard:
+            self.builder.allocate("gradients", size)
+            return
+        self.builder.kernels(
+            f"accumulate gradients {group.name}", move_kernels(2 * size, size), module=group.name
+        )
+
     def sum_partial(self, group: ParamGroup, gradient: ParamGroupGradient) -> None:
         """Sum the gradients of which each tensor-parallel rank has computed a part, one all-reduce per
         parameter on the compute stream (`FSDPParam._get_grad_inner_tensor`): in the parameters' type, or in

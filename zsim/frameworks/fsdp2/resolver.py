@@ -14,6 +14,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
 from zsim.frameworks.torch.fsdp_resolver import FsdpTraining, check_replicate, fsdp_dtypes, launch_ranks
 from zsim.frameworks.torch.parallelism import (
+    AUTOMODEL,
     KEMPNERFORGE,
     TORCHTITAN,
     TORCHTITAN_DEEPEP,
@@ -51,6 +52,8 @@ class Fsdp2Resolver(FrameworkResolver[Fsdp2Table, Fsdp2Config]):
             if requested.dispatcher == "deepep":
                 return ExpertSplit(library=TORCHTITAN_DEEPEP, builds_map_with_masks=True)
             return ExpertSplit(library=TORCHTITAN)
+        if table.wrapping == "automodel":
+            return ExpertSplit(library=AUTOMODEL)
         return super().split_experts(table, requested, model)
 
     def expert_replicas(self, table: Fsdp2Table) -> int:

@@ -124,7 +124,7 @@ class Fsdp2Schedule(Hooks):
     def _unshard(self, group: ParamGroup, copy_in_stream: str = COPY_IN) -> None:
         """FSDPParamGroup.unshard with foreach_all_gather, whose inputs are copied on `copy_in_stream`."""
         state, builder = self.states[group.name], self.builder
-        if state.all_gather is not None or state.is_unsharded:
+        if state.all_gather is not None or state.is_unsharded or group.is_plain:
             return
         if self.offload is not None and not state.is_sharded_post_forward:
             self.offload.bring(group, copy_in_stream)
@@ -369,6 +369,9 @@ class Fsdp2Schedule(Hooks):
         if call.trainable_numel:
             size = call.trainable_numel * self.param_bytes
             group = self._group_of_call(call)
+            if group.is_plain:
+                self.reducer.keep(group, self.gradients[group.name], size)
+                return
             builder.allocate("buffers", size, owner=group.name, part=GRADIENTS)
             self.gradients[group.name].unsharded_bytes += size
             if size == self._tied_bytes:
@@ -392,6 +395,7 @@ class Fsdp2Schedule(Hooks):
     def end_backward(self) -> None:
         """The final callback: post-backward of groups without input hooks, then the wait for reductions."""
         for group in self.units:
+            self.gradients[group.name].has_shard |= group.is_plain
             if group.is_root or not group.has_differentiable_input:
                 self._post_backward(group)
         if self._reshards:
@@ -418,7 +422,7 @@ class Fsdp2Schedule(Hooks):
 
     def _post_backward(self, group: ParamGroup) -> None:
         gradient = self.gradients[group.name]
-        if not group.trainable:
+        if not group.trainable or group.is_plain:
             if self._reshards:
                 self._reshard(group, after_forward=False)
             return
@@ -452,7 +456,7 @@ class Fsdp2Schedule(Hooks):
         """perform_reduce_grad: post_backward of every group with resharding and reduction, then the final
         callback."""
         self._is_syncing = self._reshards = self._all_reduces = True
-        for group in self.units:
+        for group in (group for group in self.units if not group.is_plain):
             self.reducer.sum_partial(group, self.gradients[group.name])
             self._reshard(group, after_forward=False)
             self.reducer.reduce(group, self.gradients[group.name])

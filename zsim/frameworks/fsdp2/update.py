@@ -99,7 +99,10 @@ def norm_sums(
     sums the results over the pipeline (v0.2.2 distributed/utils.py `clip_grad_norm_`).
     """
     mesh, experts = meshes
-    expert_bytes = 4 * sum(len(group.parameters) for group in groups if group.calls is not None)
+    is_inner = [group.calls is not None or group.is_plain for group in groups]
+    expert_bytes = 4 * sum(
+        len(group.parameters) for group, inner in zip(groups, is_inner, strict=True) if inner
+    )
     size = 4 * sum(len(group.trainable_shards) for group in groups) - expert_bytes
     sums = [(mesh.shard.name, size), (TENSOR, size), (PIPELINE, 4)]
     if experts is not None:

@@ -9,6 +9,7 @@ from zsim.cost.kernels.losses import LossKernelSet, LossPasses, LossTensors
 from zsim.cost.kernels.moved_rows import (
     INDEX_ADD,
     SCATTER_ADD,
+    TRANSFORMER_ENGINE_KERNELS,
     ExpertKernelSet,
     MoveCost,
     RowPasses,
@@ -116,14 +117,7 @@ _KERNELS = ExpertKernelSet(
     unpermute=MoveCost(RowPasses(1, 0, 4, SCATTER_ADD), RowPasses(0, 2, 3)),
     scores=ScoreCost(12 + 10, 5 + 6, 18 + 4, 6 + 1),
 )
-# Transformer Engine's permutation kernels (pytorch/permutation.py of 2.17): each reads its input once and
-# writes its output once.
-_FUSED_KERNELS = replace(
-    _KERNELS,
-    name="megatron-fused",
-    permute=MoveCost(RowPasses(0, 2, 3), RowPasses(1, 1, 1)),
-    unpermute=MoveCost(RowPasses(1, 1, 1), RowPasses(0, 2, 1)),
-)
+_FUSED_KERNELS = replace(TRANSFORMER_ENGINE_KERNELS, name="megatron-fused", scores=_KERNELS.scores)
 
 MEGATRON = ExpertLibrary(
     name="megatron",

@@ -11,9 +11,9 @@ and exchanges heads in line (verl b178a3cd models/transformers/monkey_patch.py
 `_ulysses_flash_attention_forward`, utils/ulysses.py, ms-swift 4.6 sequence_parallel/ulysses.py, prime-rl
 559b4477 trainer/models/layers/ulysses_attn.py).
 
-Routed experts are sharded by torch as torchtitan does it, or KempnerForge. Sources: torchtitan 0.2.2
-`models/moe/moe.py` and `distributed/expert_parallel.py`, and `kempnerforge/model/moe.py` at 5666d0d1. Passes
-are counted as [Note: rows that move] of `zsim.cost.kernels.moved_rows` says.
+Routed experts are sharded by torch as torchtitan does it, NeMo AutoModel or KempnerForge. Sources: torchtitan
+0.2.2 `models/moe/moe.py` and `distributed/expert_parallel.py`, and `kempnerforge/model/moe.py` at 5666d0d1.
+Passes are counted as [Note: rows that move] of `zsim.cost.kernels.moved_rows` says.
 
 Sources of the settings that torch refuses with its pipelines and its asynchronous tensor parallelism:
 torchtitan v0.2.2 distributed/tensor_parallel.py, and torch 2.13 _inductor/fx_passes/micro_pipeline_tp.py,
@@ -28,6 +28,7 @@ from zsim.cost.kernels.moved_rows import (
     INDEX_ADD,
     SCATTER_ADD,
     SORTED_INDEX_PUT,
+    TRANSFORMER_ENGINE_KERNELS,
     ExpertKernelSet,
     MoveCost,
     RowPasses,
@@ -124,6 +125,18 @@ TORCHTITAN = ExpertLibrary(
     balances_in_turn=True,  # `_debug_force_load_balance_routing`
 )
 TORCHTITAN_DEEPEP = replace(TORCHTITAN, kernels=_TORCHTITAN_DEEPEP_KERNELS)
+# components/moe/layers.py of 0.2.0: `GroupedExpertsDeepEP`, `FakeBalancedGate`. Scores are a factor in the
+# compiled kernel of the activation.
+AUTOMODEL = ExpertLibrary(
+    name="automodel",
+    title="NeMo AutoModel",
+    owner="NeMo AutoModel",
+    kernels=TRANSFORMER_ENGINE_KERNELS,
+    dispatch="rows",
+    scales_biases=True,
+    balances_in_turn=True,
+    balances_without_gate=True,
+)
 KEMPNERFORGE = ExpertLibrary(
     name="kempnerforge",
     title="KempnerForge",

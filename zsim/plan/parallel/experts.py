@@ -103,8 +103,12 @@ def _expand_block(block: Block, split: ExpertSplit) -> Block:
         ]
         if split.library.sorts_parameters:
             owners.sort()  # w1, w2, w3
+        names = {module.name for module in modules}
         registration = tuple(
-            registered for name in registration for registered in (owners if name == experts.name else [name])
+            registered
+            for name in registration
+            for registered in (owners if name == experts.name else [name])
+            if registered in names
         )
     expanded = Block(block.kind, modules, registration)
     uses_side_stream = any(module.side_stream for module in modules)
@@ -161,7 +165,8 @@ class _Layer:
         latent = self._latent_products
         for module in self.run:
             if module.role is Role.ROUTER:
-                modules.append(self.router)
+                is_replaced = self.split.deals_in_turn and self.split.library.balances_without_gate
+                modules += [] if is_replaced else [self.router]
             elif module.role is Role.EXPERTS:
                 modules += self._summed_modules()
             elif module not in latent:
@@ -526,7 +531,7 @@ class _Layer:
         is_scored = split.library.scores_activations and (act, work.is_gated) not in _SCORED_IN_ONE_KERNEL
         middle = Module(f"{name}.act_fn", Activation(features, work.is_gated, act, is_scored))
         has_bias = any(parameter.name == "bias" for parameter in last.parameters)
-        if has_bias and split.library.scales_biases and split.kernel == "streams":
+        if has_bias and split.library.scales_biases and split.kernel != "loop":
             assert isinstance(last.op_spec, GroupedLinear)
             in_fp32 = self.choice.has_fp32_output or split.dispatcher in DEDUPLICATING_DISPATCHERS
             last = replace(last, op_spec=replace(last.op_spec, scored_bias_bytes=4 if in_fp32 else 2))

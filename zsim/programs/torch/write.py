@@ -104,7 +104,8 @@ def _fsdp2(job: Job, strategy: Fsdp2Config) -> Iterator[str]:
 
 
 def _shard_units(job: Job, strategy: Fsdp2Config) -> Iterator[str]:
-    reshard = True if strategy.reshard_after_forward is None else strategy.reshard_after_forward
+    requested = strategy.reshard_after_forward
+    reshard = strategy.wrapping != "automodel" if requested is None else requested
     has_separate_units = _has_separate_units(job)
     if has_separate_units:
         yield "    embeddings = [model.get_submodule(name) for name in EMBEDDINGS]"
@@ -264,7 +265,7 @@ def _constants(job: Job) -> Iterator[str]:
 def _has_separate_units(job: Job) -> bool:
     """Whether embedding and LM head are separate FSDP units."""
     wrapping = getattr(job.strategy, "wrapping", "")
-    return (wrapping == "torchtitan" or wrapping.startswith("blocks:")) and not job.model.is_tied
+    return wrapping.partition(":")[0] in ("torchtitan", "automodel", "blocks") and not job.model.is_tied
 
 
 def _checkpointing(job: Job) -> Iterator[str]:

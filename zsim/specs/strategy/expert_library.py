@@ -79,9 +79,11 @@ class ExpertLibrary:
     scores_activations: bool = False
     """The scores are a factor of the experts' activation."""
     scales_biases: bool = False
-    """Products on streams multiply an expert's bias by the row's score."""
+    """Products that are not a loop multiply the second one's bias by the row's score."""
     balances_in_turn: bool = False
     """Forced balance gives token after token its k consecutive experts, and does not draw them."""
+    balances_without_gate: bool = False
+    """Forced balance takes the place of the gate, whose product and scores are not computed."""
 
 
 TRANSFORMERS = ExpertLibrary()
