@@ -338,7 +338,8 @@ def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made(
     multimodal = {name for name in FAMILIES if "_vl_" in name or "_omni_" in name}
     assert set(families) == set(FAMILIES) - multimodal
     for config in families.values():
-        key = next(key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config)
+        keys = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"
+        key = next(key for key in keys if key in config)
         with pytest.raises(InputError) as refused:
             build({**config, key: 10**15})
         assert str(refused.value) == (
@@ -414,6 +415,6 @@ def test_every_family_of_the_table_is_known() -> None:
         "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_5_moe_text",
         "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text",
         "qwen3_vl_text", "roberta", "rwkv7", "rwkv7_fla", "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3",
-        "solar_open", "stablelm", "starcoder2", "step3p5", "t5", "vaultgemma", "xlm-roberta", "youtu",
-        "zamba2",
+        "solar_open", "stablelm", "starcoder2", "step3p5", "t5", "vaultgemma", "whisper", "xlm-roberta",
+        "youtu", "zamba2",
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.errors import NotSimulatedError
 from zsim.operations.operation import Role
 from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
@@ -33,6 +34,7 @@ from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, rou
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 _DENSE, _SPARSE = "dense", "sparse"
+_OF_KIMI_K3 = ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate")
 
 
 def kimi_linear(config: ConfigReader) -> ModelSpec:
@@ -41,6 +43,9 @@ def kimi_linear(config: ConfigReader) -> ModelSpec:
         vocab_size=163_840, hidden_size=2304, intermediate_size=9216, num_hidden_layers=27,
         num_attention_heads=32,
     )  # fmt: skip
+    for key in _OF_KIMI_K3:
+        if config.values.get(key):
+            raise NotSimulatedError(f"{config.where}: '{key}', a key of Kimi K3, is not simulated")
     shape = _shape(config)
     nested = config.nested("linear_attn_config")
     default = [FULL if index and not index % 4 else LINEAR for index in range(shape.layers)]
