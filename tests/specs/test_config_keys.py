@@ -17,7 +17,7 @@ TEXT = {
 VISION = {"hidden_size": 64, "num_heads": 4, "depth": 2, "out_hidden_size": 64}
 
 
-@pytest.mark.parametrize("model_type", ["minicpm3", "phi", "exaone", "zamba2", "internvl"])
+@pytest.mark.parametrize("model_type", ["minicpm3", "phi", "exaone", "zamba2", "internvl", "umt5", "whisper"])
 def test_every_changed_key_changes_as_many_parameters_as_in_transformers(model_type: str) -> None:
     pytest.importorskip("torch", reason="needs torch: pip install zsim[capture]")
     pytest.importorskip("transformers", reason="needs transformers: pip install zsim[transformers]")

@@ -142,7 +142,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "xlm-roberta": ModelFamily(encoders.roberta),
     "camembert": ModelFamily(encoders.roberta),
     "modernbert": ModelFamily(encoders.modernbert),
-    "t5": ModelFamily(t5.t5, _T5_NAMES),
+    **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(t5.t5, _T5_NAMES)),
     "whisper": ModelFamily(whisper.whisper, {"d_model": ("hidden_size",)}),
 }  # fmt: skip
 
