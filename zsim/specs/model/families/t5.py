@@ -133,9 +133,7 @@ def _attention(
     if bias == "made":
         rows = config.integer("relative_attention_num_buckets", 32)
         table = Module(
-            f"{root}.relative_attention_bias",
-            Embedding(rows, heads),
-            (Parameter("weight", (rows, heads)),),
+            f"{root}.relative_attention_bias", Embedding(rows, heads), (Parameter("weight", (rows, heads)),)
         )
         modules.insert(3, table)
     return modules
