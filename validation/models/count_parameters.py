@@ -21,7 +21,7 @@ MASKED = {"bert", "roberta", "modernbert"}
 # Not transformers' own code, or not by its own key names, or with weights that no checkpoint has (LongCat).
 ELSEWHERE = {"exaone", "mpt", "megatron", "qwen", "rwkv7", "longcat_flash"}
 _COUNTED = ("parameters", "tensors", "sha256")
-RENAMED = {"kimi_k2": "deepseek_v3"}
+RENAMED = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 
 
 def count(config: dict[str, Any]) -> tuple[int, int, str]:
