@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zsim.cost.flops import (
@@ -110,3 +112,13 @@ def test_modules_that_run_again_add_their_products(name: str, modules: list[str]
 def test_only_active_experts_compute(name: str, active: int) -> None:
     """Total less the experts a token is not routed to."""
     assert active_numel(load_model(name)) == active
+
+
+def test_keys_and_values_of_a_sounds_rows_count_once_a_row() -> None:
+    """Whisper small, 256 tokens to 1,500 rows: 12 layers with two products of 768 x 768 and a bias."""
+    model = load_model("whisper-small")
+    decoder = replace(model, towers=())
+    once = 6.0 * decoder.trainable_numel + 3.0 * attention_flops_per_token(decoder, 256)
+    oftener = 6.0 * 12 * (2 * 768 * 768 + 768) * (1500 / 256 - 1)
+    assert model_flops_per_token(model, 256) == pytest.approx(once + oftener)
+    assert attention_flops_per_token(decoder, 256) == 12 * 4.0 * 768 * (256 + 1500)

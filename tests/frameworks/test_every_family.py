@@ -99,7 +99,7 @@ MODELS = _models()
 
 def outcome(model: ModelSpec, settings: dict[str, Any]) -> str:
     """Empty for a plan, else the reason why there is none."""
-    training = {"sequence_length": 512, **settings.get("training", {})}
+    training = {"sequence_length": min(512, model.learned_positions or 512), **settings.get("training", {})}
     rest = {**settings, "training": training}
     try:
         make_plan(Experiment(model=model, cluster="dgx-h100", nodes=1, **rest))

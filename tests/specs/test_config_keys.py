@@ -17,7 +17,7 @@ TEXT = {
 VISION = {"hidden_size": 64, "num_heads": 4, "depth": 2, "out_hidden_size": 64}
 
 
-@pytest.mark.parametrize("model_type", ["minicpm3", "phi", "exaone", "zamba2", "internvl"])
+@pytest.mark.parametrize("model_type", ["minicpm3", "phi", "exaone", "zamba2", "internvl", "umt5", "whisper"])
 def test_every_changed_key_changes_as_many_parameters_as_in_transformers(model_type: str) -> None:
     pytest.importorskip("torch", reason="needs torch: pip install zsim[capture]")
     pytest.importorskip("transformers", reason="needs transformers: pip install zsim[transformers]")
@@ -48,10 +48,26 @@ def test_what_no_model_of_the_class_can_have_is_refused_by_its_key(config: dict[
         model_from_config(values, "tiny", "config.json")
 
 
-@pytest.mark.parametrize("model_type", ["qwen4_exp", "qwen4_exp_text", "inkling_mm_model", "inkling_text"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen4_exp", "qwen4_exp_text", "inkling_mm_model", "inkling_text", "kimi_k3"]
+)
 def test_a_type_of_this_year_without_a_plan_is_refused_with_the_reason(model_type: str) -> None:
     with pytest.raises(NotSimulatedError, match=f"'{model_type}' is not simulated: its "):
         model_from_config({"model_type": model_type, **TEXT}, "tiny", "config.json")
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"model_type": "kimi_linear", "routed_expert_hidden_size": 32}, "routed_expert_hidden_size"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3"),
+        ({"model_type": "qwen3", "architectures": ["DFlashDraftModel"]}, "DFlashDraftModel"),
+    ],
+)
+def test_a_model_that_bears_the_type_of_another_is_refused_by_name(values: dict[str, Any], name: str) -> None:
+    """Kimi K3's language model says kimi_linear, and draft models say the type of their blocks."""
+    with pytest.raises(NotSimulatedError, match=name):
+        model_from_config({**TEXT, **values}, "tiny", "config.json")
 
 
 def test_a_null_of_mpts_keys_is_as_left_out() -> None:

@@ -47,7 +47,7 @@ def core(block: Block) -> Attention:
 def in_order(model: ModelSpec) -> list[tuple[str, list[int]]]:
     """Names and shapes; T5's encoder ends with its norm, which zsim lists behind the decoder's blocks."""
     listed = [(name, list(parameter.shape)) for name, parameter in model.named_parameters()]
-    if model.has_encoder:
+    if model.family == "t5":
         own = next(one for one in listed if one[0] == "encoder.final_layer_norm.weight")
         listed.remove(own)
         place = next(place for place, one in enumerate(listed) if one[0].startswith("decoder."))

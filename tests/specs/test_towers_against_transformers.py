@@ -396,6 +396,39 @@ def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transforme
     assert kept == pytest.approx(saved_bytes(module.parameters(), lambda: module(pixels)), rel=0.01)
 
 
+def test_whisper_has_the_parameters_the_flops_and_keeps_the_bytes_of_transformers() -> None:
+    """Two sounds of 30 seconds and twice 128 tokens, with attention written out: names and shapes in order,
+    FLOPs exactly, bytes within 1 %.
+    """
+    config = config_of(
+        "WhisperConfig", d_model=64, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=256, decoder_ffn_dim=256, vocab_size=100, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    kind = transformers.WhisperForConditionalGeneration
+    module = kind._from_config(config, attn_implementation="eager").to(torch.bfloat16).train()
+    features, tokens = torch.zeros(2, 80, 3000, dtype=torch.bfloat16), torch.zeros(2, 128, dtype=torch.long)
+    spec = model_from_config(config.to_dict(), "tiny", "tiny.json")
+    assert named(spec) == named(module)
+    assert spec.audio_tower is not None
+    shape = BatchShape(2, 128, sounds=SampledImages(spec.audio_tower.rule.smallest, 1.0, 1.0))
+    in_blocks = (one for block in spec.blocks for one in block.modules)
+    modules = (*spec.before, *spec.audio_tower.modules, *in_blocks, *spec.after[:-2])
+    options, flops, kept = WorkOptions(attention="math"), 0.0, 0
+    for one in modules:
+        local = shape.seen_by(one)
+        flops += sum(kernel.flops for kernel in one.kernels(FORWARD, local, options))
+        kept += one.saved_bytes(local, options)
+
+    def run() -> Any:
+        return module.model(input_features=features, decoder_input_ids=tokens, use_cache=False)
+
+    with FlopCounterMode(display=False) as counter:
+        run()
+    assert flops == counter.get_total_flops()
+    assert kept == pytest.approx(saved_bytes(module.parameters(), run), rel=0.01)
+
+
 def test_a_block_of_gemma_3n_keeps_the_bytes_of_transformers() -> None:
     """Within 1 %, but for the cosines and sines that all blocks share: four streams, norms in fp32 twice, the
     router's inputs of both updates.

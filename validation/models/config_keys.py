@@ -30,7 +30,8 @@ _SIZES: dict[str, Any] = {
     "intermediate_size": 96, "ffn_hidden_size": 96, "ffn_dim": 96, "word_embed_proj_dim": 64,
     "num_hidden_layers": 4, "num_layers": 4, "n_layer": 4, "n_layers": 4, "depth": 4, "encoder_layers": 4,
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "num_key_value_heads": 2,
-    "encoder_attention_heads": 4, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_positions": 64,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "qk_nope_head_dim": 16, "v_head_dim": 16, "n_positions": 64,
     "n_routed_experts": 8, "num_experts": 8, "num_local_experts": 8, "moe_num_experts": 8,
     "num_experts_per_tok": 2, "n_shared_experts": 1, "vocab_size_per_layer_input": 96,
     "out_hidden_size": 64, "output_dim": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -93,7 +94,8 @@ def class_of(model_type: str) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     tables = (
-        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     )  # fmt: skip
     masked = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES

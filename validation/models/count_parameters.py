@@ -21,7 +21,7 @@ MASKED = {"bert", "roberta", "modernbert"}
 # Not transformers' own code, or not by its own key names, or with weights that no checkpoint has (LongCat).
 ELSEWHERE = {"exaone", "mpt", "megatron", "qwen", "rwkv7", "longcat_flash"}
 _COUNTED = ("parameters", "tensors", "sha256")
-RENAMED = {"kimi_k2": "deepseek_v3"}
+RENAMED = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 
 
 def count(config: dict[str, Any]) -> tuple[int, int, str]:
@@ -42,6 +42,8 @@ def count(config: dict[str, Any]) -> tuple[int, int, str]:
         names = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     elif model_type == "t5":
         names = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    elif model_type == "whisper":
+        names = modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
     found = {**modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **names}[model_type]
     built = getattr(transformers, found if isinstance(found, str) else found[0])
     shape = transformers.AutoConfig.for_model(model_type, **values)

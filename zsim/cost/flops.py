@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from zsim.operations.operation import Role
+from zsim.operations.operation import Role, operations_of
 from zsim.specs.model.expert_layer import mlp_module_range
-from zsim.specs.model.spec import Block, ModelSpec, Module, Tower
+from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Tower
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
@@ -93,9 +93,8 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
             lambda block: sum(module.training_flops(sequence_length) for module in block.modules),
         )
     frozen = 1 - model.trainable_numel / model.numel if model.numel else 0.0
-    return (6.0 - 2.0 * frozen) * active_numel(model) + 3.0 * attention_flops_per_token(
-        model, sequence_length
-    )
+    used = active_numel(model) + _sum_over_blocks(model, lambda block: _sample_numel(block, sequence_length))
+    return (6.0 - 2.0 * frozen) * used + 3.0 * attention_flops_per_token(model, sequence_length)
 
 
 def forward_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
@@ -104,7 +103,8 @@ def forward_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     """
     if model.towers:
         model = replace(model, towers=())
-    return 2.0 * active_numel(model) + attention_flops_per_token(model, sequence_length)
+    used = active_numel(model) + _sum_over_blocks(model, lambda block: _sample_numel(block, sequence_length))
+    return 2.0 * used + attention_flops_per_token(model, sequence_length)
 
 
 def hardware_flops_per_token(
@@ -160,7 +160,7 @@ def _forward_products(block: Block, sequence_length: int, policy: Checkpointing)
 
 
 def _recomputed_flops(block: Block, sequence_length: int, policy: Checkpointing) -> float:
-    active = block.numel - _idle_experts(block)
+    active = block.numel - _idle_experts(block) + _sample_numel(block, sequence_length)
     if policy == "selective-op":
         return active
     core = _core_flops(block, sequence_length)
@@ -170,6 +170,16 @@ def _recomputed_flops(block: Block, sequence_length: int, policy: Checkpointing)
 def _core_flops(block: Block, sequence_length: int) -> float:
     cores = (module for module in block.modules if module.role is Role.MIXER)
     return sum(module.forward_flops(sequence_length) for module in cores)
+
+
+def _sample_numel(block: Block, sequence_length: int) -> float:
+    """Parameters that run on a sample's rows (cross-attention), as often as they run more than once a
+    token.
+    """
+    rows = max((core.sample_keys for core in operations_of(block.modules, Attention)), default=0)
+    if not rows:
+        return 0.0
+    return sum(module.numel for module in block.modules if module.sample_rows) * (rows / sequence_length - 1)
 
 
 def _idle_experts(block: Block) -> float:

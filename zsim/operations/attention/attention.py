@@ -74,10 +74,11 @@ class Attention(AttentionCore, Operation):
         return rotary_forward(self, shape, options)
 
     def forward_flops(self, module: Module, sequence_length: int) -> float:
-        return 2.0 * sequence_length * self.num_heads * (self.qk_head_dim + self.v_head_dim)
+        keys = self.sample_keys or sequence_length
+        return 2.0 * keys * self.num_heads * (self.qk_head_dim + self.v_head_dim)
 
     def masked_fraction(self, sequence_length: int) -> float:
-        return 1 - attended_pairs(self, sequence_length) / sequence_length**2
+        return 0.0 if self.sample_keys else 1 - attended_pairs(self, sequence_length) / sequence_length**2
 
     # -- memory --------------------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class Attention(AttentionCore, Operation):
         """
         if self.context is not None:
             return sum(context.saved_tensors(self, shape, options))
-        e, inputs = options.activation_bytes, self.query_elements + self.kept_key_value_elements
+        e, keys = options.activation_bytes, self.key_rows(shape)
         if is_masked(self, options):
             return self._masked_bytes(shape, options)
         if options.attention == "flash":
@@ -100,12 +101,14 @@ class Attention(AttentionCore, Operation):
             unpadded = self.output_elements * e + _INDEX_BYTES if unpads(self, options) else 0
             bias = self._bias_bytes(shape, options) if self.bias in ("made", "zeros") else 0
             return (
-                shape.tokens * ((inputs + rotated) * e + self.num_heads * LOGSUMEXP_BYTES + unpadded) + bias
+                shape.tokens
+                * ((self.query_elements + rotated) * e + self.num_heads * LOGSUMEXP_BYTES + unpadded)
+                + keys * self.kept_key_value_elements * e
+                + bias
             )
-        repeated_elements = self.query_elements + self.num_heads * (self.qk_head_dim + self.v_head_dim)
-        return shape.tokens * repeated_elements * e + self._score_bytes(
-            shape, sum(self._bytes_per_score(options))
-        )
+        repeated_elements = keys * self.num_heads * (self.qk_head_dim + self.v_head_dim)
+        scores = self._score_bytes(shape, sum(self._bytes_per_score(options)))
+        return (shape.tokens * self.query_elements + repeated_elements) * e + scores
 
     def _masked_bytes(self, shape: BatchShape, options: WorkOptions) -> int:
         """Bytes that fused attention keeps under a padding mask: q, keys and values of all heads, log-sum-exp
@@ -118,8 +121,8 @@ class Attention(AttentionCore, Operation):
 
     def selective_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """The core keeps q, k and v and is run again in backward."""
-        elements = self.query_elements + self.kept_key_value_elements
-        return shape.tokens * elements * options.activation_bytes
+        keys = self.key_rows(shape) * self.kept_key_value_elements
+        return (shape.tokens * self.query_elements + keys) * options.activation_bytes
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """The kernel of rows without padding is FlashAttention's first, which sums its output in fp32
@@ -142,18 +145,19 @@ class Attention(AttentionCore, Operation):
         """
         if self.context is not None:
             return sum(context.backward_tensors(self, shape, options))
-        e, elements = options.activation_bytes, self.input_elements + self.output_elements
+        e, keys = options.activation_bytes, self.key_rows(shape) * self.key_value_elements
+        elements = shape.tokens * (self.query_elements + self.output_elements) + keys
         if options.attention != "flash":
             upcast = 4 if self.upcasts_softmax and not options.compile else e
-            return shape.tokens * elements * e + 2 * self._score_bytes(shape, upcast)
+            return elements * e + 2 * self._score_bytes(shape, upcast)
         score_gradient_bytes = self._score_bytes(shape, e) if self.bias in ("made", "read") else 0
         heads = shape.sequences * self.num_heads
         sums = num_buffers(heads, options.deterministic_sms) if options.deterministic_sms else 1
         expanded = 2 * self.query_elements * e if self._expands_groups(options) else 0
         if options.writes_scores:
             score_gradient_bytes += self._score_bytes(shape, SCORE_BYTES)
-        element = elements * e + sums * self.query_elements * 4 + expanded
-        return shape.tokens * element + score_gradient_bytes
+        element = sums * self.query_elements * 4 + expanded
+        return elements * e + shape.tokens * element + score_gradient_bytes
 
     def shared_input_bytes(
         self, output_bytes: int, shape: BatchShape, options: WorkOptions, *, is_last: bool
@@ -181,10 +185,11 @@ class Attention(AttentionCore, Operation):
                 context.backward_tensors(self, shape, options),
             )
         tokens, e = shape.tokens, options.activation_bytes
-        q, k = tokens * self.query_elements * e, tokens * self.key_value_elements // 2 * e
+        q, k = tokens * self.query_elements * e, self.key_rows(shape) * self.key_value_elements // 2 * e
         out = tokens * self.output_elements * e
         if options.attention == "math":
-            repeated_sizes = (q, q, tokens * self.num_heads * self.v_head_dim * e)
+            keys = self.key_rows(shape) * self.num_heads * e
+            repeated_sizes = (q, keys * self.qk_head_dim, keys * self.v_head_dim)
             scores = tuple(self._score_bytes(shape, element) for element in self._bytes_per_score(options))
             gradients = (out, q, k, k)
             half = (module.backward_extra_bytes(shape, options) - sum(gradients)) // 2
@@ -223,7 +228,7 @@ class Attention(AttentionCore, Operation):
 
     def _score_bytes(self, shape: BatchShape, bytes_each: int) -> int:
         """Bytes of all scores of written-out attention, at `bytes_each` per score."""
-        return shape.sequences * self.num_heads * shape.sequence_length**2 * bytes_each
+        return shape.sequences * self.num_heads * shape.sequence_length * self.num_keys(shape) * bytes_each
 
     def _bytes_per_score(self, options: WorkOptions) -> tuple[int, ...]:
         """Bytes per score of each tensor of scores that written-out attention keeps: the softmax's output.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.cost.kernels.shapes import BatchShape
 from zsim.operations.sharding import ContextSharding
 
 ScoreBias = Literal["none", "made", "read", "zeros"]
@@ -16,8 +17,8 @@ class AttentionCore:
 
     A token sees itself and those before it. With `window` w it sees itself and w - 1 before it, and with
     `chunk` those of its own chunk of so many tokens. If attention is not `is_causal`, it sees all tokens, or
-    with a window w tokens on each side. Cross-attention sees the encoder's tokens, as many as the decoder
-    has.
+    with a window w tokens on each side. T5's cross-attention sees the encoder's tokens, as many as the
+    decoder has. That with `sample_keys` sees all rows of the sequence's images or sounds.
     """
 
     num_heads: int
@@ -60,6 +61,19 @@ class AttentionCore:
     """Cosines and sines are multiplied by a factor other than 1 (YaRN's)."""
     reads_keys: bool = False
     """Keys and values are those of an earlier layer, which has rotated and keeps them."""
+    sample_keys: int = 0
+    """Rows of an image or a sound, of which keys and values are (cross-attention). 0 for those of tokens."""
+
+    def num_keys(self, shape: BatchShape) -> int:
+        """Keys that a sequence has."""
+        samples = shape.sounds or shape.images
+        if not self.sample_keys or samples is None:
+            return self.sample_keys or shape.sequence_length
+        return round(self.sample_keys * samples.per_sequence)
+
+    def key_rows(self, shape: BatchShape) -> int:
+        """Rows of keys and values of the micro-batch."""
+        return shape.sequences * self.num_keys(shape) if self.sample_keys else shape.tokens
 
     @property
     def query_elements(self) -> int:

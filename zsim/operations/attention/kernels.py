@@ -72,6 +72,8 @@ def core_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) 
 def _pairs(spec: AttentionCore, shape: BatchShape) -> float:
     """Query-key pairs of a sequence: of all documents in it, s^2/2 each, where it has several. With documents
     of s tokens the sum is L/2 sum(s^2)/sum(s), L: the sequence's tokens."""
+    if spec.sample_keys:
+        return float(shape.sequence_length * spec.num_keys(shape))
     if shape.span is None:
         return attended_pairs(spec, shape.sequence_length)
     return shape.sequence_length / shape.span * attended_pairs(spec, shape.span)
@@ -186,17 +188,22 @@ def _masked_backward(spec: AttentionCore, shape: BatchShape, options: WorkOption
 def _flash_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     if is_masked(spec, options):
         return _masked_forward(spec, shape, options)
-    length, pairs = shape.sequence_length, _pairs(spec, shape)
-    kernel = _fused_forward(spec, shape.sequences, length, length, pairs, options)
-    kernel = _masked_kernel(spec, _split_by_document(kernel, shape))
+    sizes = shape.sequence_length, spec.num_keys(shape), _pairs(spec, shape)
+    kernel = _fused_forward(spec, shape.sequences, *sizes, options)
+    kernel = _masked_kernel(spec, kernel, shape)
     if spec.bias == "none":
         return (kernel,)
     bias_read_bytes = _num_scores(spec, shape) * options.activation_bytes
     return (replace(kernel, hbm_bytes=kernel.hbm_bytes + bias_read_bytes),)
 
 
-def _masked_kernel(spec: AttentionCore, kernel: Kernel) -> Kernel:
-    """The kernel with the layer's mask: a window, or chunks as sequences, only where they are shorter."""
+def _masked_kernel(spec: AttentionCore, kernel: Kernel, shape: BatchShape) -> Kernel:
+    """The kernel with the mask of documents and the layer's: a window, or chunks as sequences, only where
+    they are shorter.
+    """
+    if spec.sample_keys:
+        return replace(kernel, is_causal=False)
+    kernel = _split_by_document(kernel, shape)
     if spec.chunk is not None and spec.chunk < kernel.shape[2]:
         return _split_by_document(kernel, BatchShape(1, spec.chunk, span=spec.chunk))
     max_window = 0 if spec.window is None else spec.window if spec.is_causal else 2 * spec.window + 1
@@ -250,9 +257,9 @@ def _fused_forward(
 def _flash_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     if is_masked(spec, options):
         return _masked_backward(spec, shape, options)
-    length, pairs = shape.sequence_length, _pairs(spec, shape)
-    kernel = _fused_backward(spec, shape.sequences, length, length, pairs, options)
-    kernel = _masked_kernel(spec, _split_by_document(kernel, shape))
+    sizes = shape.sequence_length, spec.num_keys(shape), _pairs(spec, shape)
+    kernel = _fused_backward(spec, shape.sequences, *sizes, options)
+    kernel = _masked_kernel(spec, kernel, shape)
     if spec.bias == "none":
         return (kernel,)
     e, scores = options.activation_bytes, _num_scores(spec, shape)
@@ -298,14 +305,14 @@ def _product(
 
     Rows of the scores are s long, so an unaligned sequence length slows every such product. Whether scores
     are read as they are (output, gradient of queries) or transposed (gradients of keys and values) makes no
-    difference, because they are square.
+    difference, because they are square, and is neglected in cross-attention.
     """
-    length, batch = shape.sequence_length, shape.sequences * spec.num_heads
+    length, keys, batch = shape.sequence_length, spec.num_keys(shape), shape.sequences * spec.num_heads
     sums_head_dim = inner == "head"
-    mnk = (length, length, head_dim) if sums_head_dim else (length, head_dim, length)
+    mnk = (length, keys, head_dim) if sums_head_dim else (length, head_dim, keys)
     layout: Layout = "nt" if sums_head_dim else "nn"
-    elements = batch * (length * length + 2 * length * head_dim)
-    flops = 2.0 * batch * length * length * head_dim
+    elements = batch * (length * keys + (length + keys) * head_dim)
+    flops = 2.0 * batch * length * keys * head_dim
     return Kernel(
         "gemm",
         flops,
@@ -407,7 +414,7 @@ def _math_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions)
 
 
 def _num_scores(spec: AttentionCore, shape: BatchShape) -> int:
-    return shape.sequences * spec.num_heads * shape.sequence_length * shape.sequence_length
+    return shape.sequences * spec.num_heads * shape.sequence_length * spec.num_keys(shape)
 
 
 def _scores_kernel(scores: int, options: WorkOptions, bytes_per_score: int, launches: int) -> Kernel:
@@ -419,7 +426,8 @@ def _repeat_kv(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> 
     if spec.num_kv_heads == spec.num_heads:
         return ()
     repeated_elements = spec.num_heads * (spec.qk_head_dim + spec.v_head_dim)
-    num_bytes = shape.tokens * (repeated_elements + spec.key_value_elements) * options.activation_bytes
+    elements = spec.key_rows(shape) * (repeated_elements + spec.key_value_elements)
+    num_bytes = elements * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), 2),)
 
 

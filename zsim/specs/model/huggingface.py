@@ -37,6 +37,7 @@ from zsim.specs.model.families import (
     sparse,
     state_spaces,
     t5,
+    whisper,
 )
 from zsim.specs.model.multimodal import add_towers, split_config
 from zsim.specs.model.spec import ModelSpec
@@ -130,18 +131,16 @@ _FAMILIES: dict[str, ModelFamily] = {
     "deepseek_v4": ModelFamily(deepseek_v4.deepseek_v4, _ROUTED),
     "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, _ROUTED),
     "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
-    "minimax_m3_vl_text": ModelFamily(minimax.minimax_m3, _MOE_NAMES),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_vl_text"), ModelFamily(minimax.minimax_m3, _MOE_NAMES)),
     "lfm2": ModelFamily(lfm.lfm2),
     "lfm2_moe": ModelFamily(lfm.lfm2_moe, _MOE_NAMES),
     "lfm3": ModelFamily(lfm.lfm3),
-    "rwkv7": ModelFamily(rwkv.rwkv7),
-    "rwkv7_fla": ModelFamily(rwkv.rwkv7),
+    **dict.fromkeys(("rwkv7", "rwkv7_fla"), ModelFamily(rwkv.rwkv7)),
     "bert": ModelFamily(encoders.bert),
-    "roberta": ModelFamily(encoders.roberta),
-    "xlm-roberta": ModelFamily(encoders.roberta),
-    "camembert": ModelFamily(encoders.roberta),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ModelFamily(encoders.roberta)),
     "modernbert": ModelFamily(encoders.modernbert),
-    "t5": ModelFamily(t5.t5, _T5_NAMES),
+    **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(t5.t5, _T5_NAMES)),
+    "whisper": ModelFamily(whisper.whisper, {"d_model": ("hidden_size",)}),
 }  # fmt: skip
 
 
@@ -184,7 +183,8 @@ REFUSED_TYPES = {
     "zamba": "blocks of attention that several layers share",
     "mllama": "its layers of attention to the rows of images",
     "phi4_multimodal": "its adapters by modality; its language model alone is a phi3",
-    "whisper": "a decoder that attends to an encoder of sound",
+    "nemotron-nas": "its layers, each of other heads and widths",
+    "kimi_k3": "its sums of earlier layers' outputs and experts narrower than the model",
     "zaya": "its attention with convolutions of queries and keys",
     "axk2": "its norms with gates of low rank",
     "hy_v4": "its hyper-connections around latent attention with sinks",
@@ -197,6 +197,8 @@ REFUSED_TYPES = {
     "inkling": "its scores of learned relative positions and its short convolutions",
     "muse_spark": "its gated residual and experts narrower than the model",
 }
+
+_DRAFTS = re.compile("Eagle|DFlash|DSpark|Medusa|Draft")
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
 
@@ -239,6 +241,11 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     base_type = refused.removesuffix("_mm_model").removesuffix("_text")
     if reason := REFUSED_TYPES.get(refused, REFUSED_TYPES.get(base_type)):
         raise NotSimulatedError(f"{source}: model type '{refused}' is not simulated: {reason}")
+    if draft := next(filter(_DRAFTS.search, map(str, config.get("architectures") or ())), None):
+        raise NotSimulatedError(
+            f"{source}: '{draft}' drafts tokens for another model, whose features it reads, which zsim does "
+            "not simulate; expected the config.json of a whole model"
+        )
     split = split_config(config, name, source, FAMILIES)
     values, where = split.text, split.where
     model_type = values.get("model_type")

@@ -104,6 +104,8 @@ class Tower:
     block_prefix: str
     hidden_size: int
     rule: ImageRule | SoundRule
+    is_attended: bool = False
+    """Blocks of the language model attend to its rows, which are no tokens of sequences."""
 
     @property
     def sees_sounds(self) -> bool:
@@ -183,7 +185,9 @@ class ModelSpec:
     num_prediction_layers: int = 0
     """Layers of multi-token prediction that are among the blocks."""
     has_encoder: bool = False
-    """The first blocks are those of an encoder, and the decoder sees as many tokens."""
+    """The first blocks are those of an encoder, and the decoder sees as many tokens. Or the encoder is a
+    tower.
+    """
     block_names: tuple[str, ...] = ()
     """Full names of the blocks, where they are not numbered in one list. Empty for a block that is not
     wrapped.

@@ -211,6 +211,11 @@ def apply_images(
         samples = None if table is None else _sample(training, table, kind, model, tower, plan)
         if samples is None:
             samples, note = _use_dummies(training, model, tower, kind)
+        elif tower.is_attended and samples.mean_per_sequence != 1:
+            raise NotSimulatedError(
+                f"training.{kind.key}: found {samples.mean_per_sequence:,.3g} {kind.plural} a sample, but "
+                f"'{model.name}' has one; expected per_sample = 1"
+            )
         else:
             of_samples = samples.mean_per_sequence * samples.size.tokens
             note = (
@@ -219,7 +224,7 @@ def apply_images(
                 f"{training.sequence_length:,} tokens of a sequence), "
                 f"{samples.size.rows:,.0f} {kind.rows} each in the tower" + _imbalance(samples)
             )
-            tokens += of_samples
+            tokens += 0 if tower.is_attended else of_samples
             shares[f"training.{kind.key}"] = (
                 f"{samples.mean_per_sequence:,.3g} {kind.plural} of {samples.size.tokens:,.0f} tokens each"
             )
@@ -272,6 +277,10 @@ def _sample(
 def _use_dummies(
     training: TrainingConfig, model: ModelSpec, tower: Tower, kind: _Kind
 ) -> tuple[SampledImages, str]:
+    if tower.is_attended:
+        size = tower.rule.smallest
+        note = f"{kind.plural}: 1 a sample, {size.rows:,.0f} {kind.rows} each, which tokens attend to"
+        return SampledImages(size, 1, 1), note
     per_sequence = 1 / training.micro_batch_size
     note = (
         f"the {kind.tower} tower of '{model.name}' ({tower.numel / 1e6:,.0f} M parameters) is simulated "

@@ -1,5 +1,5 @@
-"""Towers of sounds: Whisper's encoder (Qwen2-Audio, Voxtral, Audio Flamingo 3), those of Qwen's omni models,
-Qwen3-ASR and Gemma 4, and Gemma 4 12B's product.
+"""Towers of sounds: Whisper's encoder (also of Qwen2-Audio, Voxtral, Audio Flamingo 3), those of Qwen's omni
+models, Qwen3-ASR and Gemma 4, and Gemma 4 12B's product.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_*.py` and `configuration_*.py` of each).
 Positions are a table that is not trained, or a buffer. The input that the average of Qwen2-Audio and Audio
@@ -20,6 +20,7 @@ from zsim.specs.model.families.builders import (
     activation,
     layer_norm,
     linear,
+    replace_op_fields,
     residual,
     rms_norm,
     set_registration,
@@ -272,11 +273,7 @@ def _whisper_tower(
     config = replace(config, aliases=_NAMES)
     hidden, positions = config.integer("d_model", 1280), config.integer("max_source_positions", 1500)
     is_single, is_averaged = len(names) == 1, rule.merge == 2
-    table = Module(
-        f"{_ROOT}.embed_positions",
-        residual("", hidden).op_spec,
-        (Parameter("weight", (positions, hidden), trainable=False),),
-    )
+    table = _positions(hidden, positions)
     bias = is_single or config.boolean("projector_bias", bias)
     inputs = hidden if is_averaged else config.integer("encoder_ffn_dim", 5120)
     if not is_averaged and inputs != hidden * rule.merge:
@@ -295,10 +292,39 @@ def _whisper_tower(
     )  # fmt: skip
 
 
-def _weights(module: Module, kind: str) -> tuple[Parameter, ...]:
-    """The parameters of a block's module. Whisper's keys have no bias."""
+def whisper_encoder(config: ConfigReader, rows: int) -> Tower:
+    """Whisper's, of one sound of so many rows, to which a decoder attends."""
+    sizes = {"encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536, "num_mel_bins": 80}
+    config, hidden = config.add_defaults(**sizes), config.integer("d_model", 384)
+    before = [*_convolutions(config.add_defaults(d_model=hidden)), _positions(hidden, rows)]
+    rule = SoundRule(2 * rows, merge=1, padded=True, counts_padding=True, max_pieces=1)
+    norm = [layer_norm(f"{_ROOT}.layer_norm", hidden)]
+    tower = _tower(
+        config.add_defaults(d_model=hidden), "WhisperEncoderLayer", before, norm, hidden, rule, "frames"
+    )
+    before, after = (
+        [replace(module, name=module.name.replace(_ROOT, "model.encoder")) for module in modules]
+        for modules in (tower.before, tower.after[:1])
+    )
+    return replace(
+        tower, before=tuple(before), after=tuple(after), block_prefix="model.encoder.layers", is_attended=True
+    )
+
+
+def _positions(hidden: int, rows: int) -> Module:
+    work, weight = residual("", hidden).op_spec, Parameter("weight", (rows, hidden), trainable=False)
+    return Module(f"{_ROOT}.embed_positions", work, (weight,))
+
+
+def _block_module(module: Module, kind: str) -> Module:
+    """A block's module. Whisper's keys have no bias, but for Qwen3's, and its softmax is in 16 bits, but for
+    Qwen's omni models and Qwen3's.
+    """
+    module = replace(module, name=module.name.removeprefix("mlp."))
+    if module.name == "self_attn.core":
+        return replace_op_fields(module, upcasts_softmax=kind.startswith(("Qwen3", "Qwen2_5")))
     has_none = module.name == "self_attn.k_proj" and not kind.startswith("Qwen3")
-    return module.parameters[:1] if has_none else module.parameters
+    return replace(module, parameters=module.parameters[:1]) if has_none else module
 
 
 def _tower(
@@ -316,10 +342,7 @@ def _tower(
     act, heads = config.string("activation_function", "gelu"), config.integer("encoder_attention_heads", 20)
     norms = "self_attn_layer_norm", "final_layer_norm"
     clip = clip_block(config, kind, hidden, inner, act, heads=heads, norms=norms)
-    modules = [
-        replace(module, name=module.name.removeprefix("mlp."), parameters=_weights(module, kind))
-        for module in clip.modules
-    ]
+    modules = [_block_module(module, kind) for module in clip.modules]
     order = (name.removeprefix("mlp.") for name in clip.registration or ())
     block = set_registration(tower_block(kind, modules, rows, "frames"), *order)
     norm, *projector = after

@@ -119,10 +119,7 @@ def bloom(config: ConfigReader) -> ModelSpec:
     mlp_names = ("mlp.dense_h_to_4h", "mlp.gelu_impl", "mlp.dense_4h_to_h")
     mlp = plain_mlp(mlp_names, hidden, 4 * hidden, "gelu_bloom")
     norms = layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)
-    adds = (
-        residual("self_attention.residual", hidden, dropout),
-        residual("mlp.residual", hidden, dropout),
-    )
+    adds = (residual("self_attention.residual", hidden, dropout), residual("mlp.residual", hidden, dropout))
     blocks = [attention_mlp_block("BloomBlock", norms, attention_modules, mlp, adds)] * config.num_blocks(
         "n_layer"
     )

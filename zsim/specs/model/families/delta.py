@@ -176,8 +176,7 @@ def olmo_hybrid(config: ConfigReader) -> ModelSpec:
     )  # fmt: skip
     shape = Shape.read(config)
     key_dim = config.integer(
-        "linear_key_head_dim",
-        int(0.75 * shape.hidden / config.integer("linear_num_key_heads", shape.heads)),
+        "linear_key_head_dim", int(0.75 * shape.hidden / config.integer("linear_num_key_heads", shape.heads))
     )
     delta_shape = DeltaShape.read(config, shape.heads, shape.heads, (key_dim, 2 * key_dim))
     default = [FULL if index % 4 == 3 else LINEAR for index in range(shape.layers)]

@@ -223,11 +223,7 @@ def _masked_model(
         max_positions=positions,
         before=tuple(before),
         blocks=tuple(blocks),
-        after=(
-            *final,
-            Module(head, Linear(hidden, vocab), (*weight, *bias)),
-            Module("loss", Loss(vocab)),
-        ),
+        after=(*final, Module(head, Linear(hidden, vocab), (*weight, *bias)), Module("loss", Loss(vocab))),
         block_prefix=root,
         is_tied=is_tied,
         source=config.where,

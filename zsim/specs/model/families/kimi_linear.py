@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.errors import NotSimulatedError
 from zsim.operations.operation import Role
 from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import activation, linear, replace_op_fields
-from zsim.specs.model.families.latent import LATENT, latent_attention
-from zsim.specs.model.families.llama import (
-    Shape,
-    build_unique_blocks,
-    decoder,
-    gated_mlp,
-    pre_norm_block,
-)
+from zsim.specs.model.families.latent import LATENT, latent_attention, read_shape, routed_and_shared
+from zsim.specs.model.families.llama import Shape, build_unique_blocks, decoder, pre_norm_block
 from zsim.specs.model.families.mixers import (
     FULL,
     LINEAR,
@@ -29,10 +24,11 @@ from zsim.specs.model.families.mixers import (
     kimi_registration,
     layer_kinds,
 )
-from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
+from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 _DENSE, _SPARSE = "dense", "sparse"
+_OF_KIMI_K3 = ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate")
 
 
 def kimi_linear(config: ConfigReader) -> ModelSpec:
@@ -41,7 +37,10 @@ def kimi_linear(config: ConfigReader) -> ModelSpec:
         vocab_size=163_840, hidden_size=2304, intermediate_size=9216, num_hidden_layers=27,
         num_attention_heads=32,
     )  # fmt: skip
-    shape = _shape(config)
+    for key in _OF_KIMI_K3:
+        if config.values.get(key):
+            raise NotSimulatedError(f"{config.where}: '{key}', a key of Kimi K3, is not simulated")
+    shape = read_shape(config)
     nested = config.nested("linear_attn_config")
     default = [FULL if index and not index % 4 else LINEAR for index in range(shape.layers)]
     listed = set(nested.integers("full_attn_layers"))
@@ -74,7 +73,7 @@ def bailing_hybrid(config: ConfigReader) -> ModelSpec:
         vocab_size=157_184, hidden_size=2560, intermediate_size=6144, num_hidden_layers=42,
         num_attention_heads=32,
     )  # fmt: skip
-    shape = _shape(config)
+    shape = read_shape(config)
     group = config.integer("layer_group_size", 6)
     default = [LINEAR if (index + 1) % group else FULL for index in range(shape.layers)]
     kinds = layer_kinds(config, shape.layers, default, LINEAR, FULL)
@@ -104,21 +103,6 @@ def bailing_hybrid(config: ConfigReader) -> ModelSpec:
     )
 
 
-def _shape(config: ConfigReader) -> Shape:
-    heads = config.integer("num_attention_heads")
-    return Shape(
-        hidden=config.integer("hidden_size"),
-        ffn=config.integer("intermediate_size"),
-        layers=config.num_blocks("num_hidden_layers"),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=config.integer("v_head_dim", 128),
-        vocab=config.integer("vocab_size"),
-        dropout=config.fraction("attention_dropout", 0.0),
-        act=config.string("hidden_act", "silu"),
-    )
-
-
 def _model(
     config: ConfigReader,
     shape: Shape,
@@ -134,11 +118,7 @@ def _model(
     """
     count, top_k, width, dense = experts
     width = config.integer("moe_intermediate_size", width)
-    shared = width * config.integer("n_shared_experts", 1)
-    sparse = [
-        *routed_mlp(config, shape.hidden, width, count, top_k, choice),
-        *gated_mlp("mlp.shared_experts", shape.hidden, shared, shape.act),
-    ]
+    sparse = routed_and_shared(config, shape, width, (count, top_k), choice)
     first = config.integer("first_k_dense_replace", dense, minimum=0)
     mlps = list(config.strings("mlp_layer_types")) or [
         _DENSE if index < first else _SPARSE for index in range(shape.layers)

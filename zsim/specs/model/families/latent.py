@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import linear, rms_norm
+from zsim.specs.model.families.llama import Shape, gated_mlp
+from zsim.specs.model.families.moe import routed_mlp
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module
 
 LATENT = tuple(
@@ -36,6 +39,21 @@ def count_prediction_modules(
     modules = config.integer(key, 0, minimum=0)
     hidden = model.hidden_size
     return replace(model, mtp_parameters=modules * (block.numel + 2 * hidden * hidden + 3 * hidden))
+
+
+def read_shape(config: ConfigReader) -> Shape:
+    """The dimensions of a file whose heads all have keys of their own, with values of `v_head_dim`."""
+    heads, width = config.integer("num_attention_heads"), config.integer("v_head_dim", 128)
+    return Shape.read(config.override(num_key_value_heads=heads, head_dim=width))
+
+
+def routed_and_shared(
+    config: ConfigReader, shape: Shape, width: int, experts: tuple[int, int], choice: Router
+) -> list[Module]:
+    """So many routed experts, so many for a token, and the shared ones beside them."""
+    shared = width * config.integer("n_shared_experts", 1)
+    routed = routed_mlp(config, shape.hidden, width, *experts, choice)
+    return [*routed, *gated_mlp("mlp.shared_experts", shape.hidden, shared, shape.act)]
 
 
 def latent_attention(

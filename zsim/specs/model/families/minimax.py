@@ -14,13 +14,7 @@ from zsim.operations.mixers.sparse_attention import BlockSparseAttention
 from zsim.operations.operation import Role
 from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.builders import (
-    activation,
-    fused_mlp,
-    linear,
-    replace_op_fields,
-    rms_norm,
-)
+from zsim.specs.model.families.builders import activation, fused_mlp, linear, replace_op_fields, rms_norm
 from zsim.specs.model.families.llama import (
     Shape,
     attention_modules,

@@ -242,11 +242,7 @@ def kimi_registration(shape: KimiShape) -> tuple[str, ...]:
 
 
 def gated_attention(
-    shape: Shape,
-    *,
-    bias: bool = False,
-    norm: str = "rms",
-    rotary_width: int | None = None,
+    shape: Shape, *, bias: bool = False, norm: str = "rms", rotary_width: int | None = None
 ) -> list[Module]:
     """Attention whose output is multiplied by the sigmoid of a gate, which `q_proj` makes beside queries."""
     queries = shape.heads * shape.head_dim

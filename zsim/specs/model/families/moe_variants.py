@@ -128,7 +128,8 @@ class _Llama4:
         attention_layer: list[Module] = []
         for module in modules:
             if module.role is Role.MIXER:
-                module = replace_op_fields(module, chunk=self.chunk if has_rotary else None)
+                chunk = self.chunk if has_rotary else None
+                module = replace_op_fields(module, chunk=chunk, upcasts_softmax=False)
                 if has_rotary and self.has_norms:
                     attention_layer += [self._norm("q", shape.heads), self._norm("k", shape.kv_heads)]
             attention_layer.append(module)

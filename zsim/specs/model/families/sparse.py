@@ -15,15 +15,15 @@ from zsim.operations.operation import Role
 from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import layer_norm, linear, replace_op_fields
-from zsim.specs.model.families.latent import LATENT, count_prediction_modules, latent_attention
-from zsim.specs.model.families.llama import (
-    Shape,
-    build_unique_blocks,
-    decoder,
-    gated_mlp,
-    pre_norm_block,
+from zsim.specs.model.families.latent import (
+    LATENT,
+    count_prediction_modules,
+    latent_attention,
+    read_shape,
+    routed_and_shared,
 )
-from zsim.specs.model.families.moe import EXPERTS_FIRST, dense_layers, registration_order, routed_mlp
+from zsim.specs.model.families.llama import Shape, build_unique_blocks, decoder, pre_norm_block
+from zsim.specs.model.families.moe import EXPERTS_FIRST, dense_layers, registration_order
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 _FULL, _SHARED = "full", "shared"
@@ -63,26 +63,9 @@ def _choice(config: ConfigReader, groups: int, top_groups: int) -> Router:
 def _model(
     config: ConfigReader, kind: str, indexers: Sequence[str], choice: Router, *, max_positions: int
 ) -> ModelSpec:
-    heads = config.integer("num_attention_heads")
-    shape = Shape(
-        hidden=config.integer("hidden_size"),
-        ffn=config.integer("intermediate_size"),
-        layers=len(indexers),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=config.integer("v_head_dim", 128),
-        vocab=config.integer("vocab_size"),
-        dropout=config.fraction("attention_dropout", 0.0),
-        act=config.string("hidden_act", "silu"),
-    )
-    width = config.integer("moe_intermediate_size", 2048)
+    shape, width = read_shape(config), config.integer("moe_intermediate_size", 2048)
     experts = config.integer("n_routed_experts", 256), config.integer("num_experts_per_tok", 8)
-    sparse = [
-        *routed_mlp(config, shape.hidden, width, *experts, choice),
-        *gated_mlp(
-            "mlp.shared_experts", shape.hidden, width * config.integer("n_shared_experts", 1), shape.act
-        ),
-    ]
+    sparse = routed_and_shared(config, shape, width, experts, choice)
     dense = dense_layers(config, shape.layers, config.integer("first_k_dense_replace", 3, minimum=0))
     order = registration_order(EXPERTS_FIRST, (*LATENT, *_INDEXER))
 

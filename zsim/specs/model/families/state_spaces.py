@@ -219,12 +219,7 @@ def _mamba(config: ConfigReader, shape: Shape) -> list[Module]:
 
 
 def _mamba2(
-    config: ConfigReader,
-    shape: Shape,
-    width: int = 0,
-    *,
-    has_norm: bool = True,
-    out_bias: bool | None = None,
+    config: ConfigReader, shape: Shape, width: int = 0, *, has_norm: bool = True, out_bias: bool | None = None
 ) -> list[Module]:
     work = state_space(config, shape.hidden, width)
     return state_space_layer(

@@ -1,8 +1,8 @@
-"""T5, T5 1.1 and Flan-T5: an encoder, and a decoder that attends to it too.
+"""T5, T5 1.1, Flan-T5, mT5 and umT5: an encoder, and a decoder that attends to it too.
 
-Names, shapes and defaults are as in transformers 5.23 (`modeling_t5.py`, `configuration_t5.py`), which always
-ties embedding and head. The decoder has as many tokens as the encoder: `sequence_length` of each. The
-encoder's last norm is counted with the modules after the blocks.
+Names, shapes and defaults are as in transformers 5.24 (`modeling_t5.py`, `configuration_t5.py`, and those of
+mT5 and umT5), which always ties embedding and head. The decoder has as many tokens as the encoder:
+`sequence_length` of each. The encoder's last norm is counted with the modules after the blocks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from zsim.specs.model.families.builders import (
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Parameter, ScoreBias
 
 _NORM = "t5_rms"
+_KINDS = {"t5": "T5Block", "mt5": "MT5Block", "umt5": "UMT5Block"}
 
 
 def t5(config: ConfigReader) -> ModelSpec:
     """T5 has distances between tokens as a bias, learned in the first block of each half, and dropout
-    everywhere.
+    everywhere. umT5 learns a bias in every block.
     """
+    if config.family != "t5":
+        sizes = {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": 250_112}
+        absent = {key: size for key, size in sizes.items() if config.optional_integer(key) is None}
+        config = config.add_defaults(**absent, feed_forward_proj="gated-gelu")
     hidden, vocab = config.integer("d_model"), config.integer("vocab_size")
     layers = config.num_blocks("num_layers")
     dropout = config.fraction("dropout_rate", 0.1)
@@ -69,7 +74,7 @@ def _stack(
         _block(config, hidden, dropout, is_decoder=is_decoder, is_first=is_first)
         for is_first in (True, False)
     )
-    return [first, *[later] * (layers - 1)]
+    return [first] * layers if config.family == "umt5" else [first, *[later] * (layers - 1)]
 
 
 def _block(config: ConfigReader, hidden: int, dropout: float, *, is_decoder: bool, is_first: bool) -> Block:
@@ -91,7 +96,7 @@ def _block(config: ConfigReader, hidden: int, dropout: float, *, is_decoder: boo
     names = [module.name for module in modules if module.parameters and "layer_norm" not in module.name]
     names.sort(key=lambda name: name.endswith("relative_attention_bias"))
     order = [name for number in range(mlp_layer + 1) for name in _layer_registration(names, number)]
-    return set_registration(Block("T5Block", tuple(modules)), *order)
+    return set_registration(Block(_KINDS[config.family], tuple(modules)), *order)
 
 
 def _layer_registration(names: Sequence[str], number: int) -> list[str]:
@@ -128,9 +133,7 @@ def _attention(
     if bias == "made":
         rows = config.integer("relative_attention_num_buckets", 32)
         table = Module(
-            f"{root}.relative_attention_bias",
-            Embedding(rows, heads),
-            (Parameter("weight", (rows, heads)),),
+            f"{root}.relative_attention_bias", Embedding(rows, heads), (Parameter("weight", (rows, heads)),)
         )
         modules.insert(3, table)
     return modules

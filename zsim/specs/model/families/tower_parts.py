@@ -39,8 +39,7 @@ def tower_block(
 ) -> Block:
     """A block whose attention sees `rows` that see each other, and whose `others` see all rows."""
     return Block(
-        kind,
-        tuple(on_rows(module, rows if module.name.endswith(".core") else others) for module in modules),
+        kind, tuple(on_rows(module, rows if module.name.endswith(".core") else others) for module in modules)
     )
 
 
@@ -131,11 +130,24 @@ def clipped_linear(
     return [first, module, last]
 
 
-def two_products(names: tuple[str, str, str], inputs: int, inner: int, outputs: int) -> list[Module]:
+def product_names(root: str) -> tuple[str, str, str]:
+    """What most projectors call two products and the activation between them."""
+    return f"{root}linear_1", f"{root}act", f"{root}linear_2"
+
+
+def two_products(
+    names: tuple[str, str, str],
+    inputs: int,
+    inner: int,
+    outputs: int,
+    *,
+    act: str = "gelu",
+    bias: bool = True,
+) -> list[Module]:
     return [
-        linear(names[0], inputs, inner, bias=True),
-        activation(names[1], inner, "gelu"),
-        linear(names[2], inner, outputs, bias=True),
+        linear(names[0], inputs, inner, bias=bias),
+        activation(names[1], inner, act),
+        linear(names[2], inner, outputs, bias=bias),
     ]
 
 

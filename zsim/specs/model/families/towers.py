@@ -21,6 +21,7 @@ from zsim.specs.model.families.builders import (
     layer_norm,
     linear,
     plain_mlp,
+    replace_op_fields,
     residual,
     rms_norm,
     separate_qkv,
@@ -33,6 +34,7 @@ from zsim.specs.model.families.tower_parts import (
     learned_scale,
     on_rows,
     patch_embedding,
+    product_names,
     projector_modules,
     tower_block,
     tower_core,
@@ -79,11 +81,10 @@ def lfm2_vl_tower(config: ConfigReader, width: int) -> Tower:
     inner, has_bias = config.integer("projector_hidden_size", 2560), config.boolean("projector_bias", True)
     root, merged = f"model.{_PROJECTOR}", hidden * merge**2
     has_norm = config.boolean("projector_use_layernorm", True)
+    act = config.string("projector_hidden_act", "gelu")
     projector = [
         *([layer_norm(f"{root}.layer_norm", merged)] if has_norm else []),
-        linear(f"{root}.linear_1", merged, inner, bias=has_bias),
-        activation(f"{root}.act", inner, config.string("projector_hidden_act", "gelu")),
-        linear(f"{root}.linear_2", inner, width, bias=has_bias),
+        *two_products(product_names(f"{root}."), merged, inner, width, act=act, bias=has_bias),
     ]
     patch = config.side("patch_size", 16)
     token = (merge * patch) ** 2
@@ -154,7 +155,7 @@ def internvit_tower(config: ConfigReader, width: int) -> Tower:
         norm("layernorm_before", hidden),
         *separate_qkv("attention", hidden, bias=has_bias),
         *norms,
-        tower_core("attention.core", heads, hidden, rotary=False),
+        replace_op_fields(tower_core("attention.core", heads, hidden, rotary=False), upcasts_softmax=False),
         linear("attention.projection_layer", hidden, hidden, bias=True),
         learned_scale("lambda_1", hidden),
         residual("attention.residual", hidden),
@@ -191,10 +192,9 @@ def internvit_tower(config: ConfigReader, width: int) -> Tower:
     has_norm = not config.boolean("use_mean_pooling", True)
     final = [layer_norm(f"{_VISION}.layernorm", hidden)] if has_norm else []
     root_projector = f"model.{_PROJECTOR}"
-    names = f"{root_projector}.linear_1", f"{root_projector}.act", f"{root_projector}.linear_2"
     projector = [
         layer_norm(f"{root_projector}.layer_norm", merged),
-        *two_products(names, merged, width, width),
+        *two_products(product_names(f"{root_projector}."), merged, width, width),
     ]
     return Tower(
         before=(
@@ -401,9 +401,7 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
     after = [
         rms_norm(f"{projector}.norm", hidden),
         linear(f"{projector}.patch_merger.merging_layer", merge**2 * hidden, hidden),
-        linear(f"{projector}.linear_1", hidden, width, bias=has_bias),
-        activation(f"{projector}.act", width, projector_act),
-        linear(f"{projector}.linear_2", width, width, bias=has_bias),
+        *two_products(product_names(f"{projector}."), hidden, width, width, act=projector_act, bias=has_bias),
     ]
     return Tower(
         before=(
@@ -432,6 +430,7 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
     )
     has_bias = config.boolean("multimodal_projector_bias", True)
     root, projector = f"{_VISION}.embeddings", f"model.{_PROJECTOR}"
+    projector_act = config.string("projector_hidden_act", "gelu")
     class_token = Module(
         f"{root}.class_token",
         residual("", hidden).op_spec,
@@ -441,9 +440,7 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
     norm = layer_norm(f"{_VISION}.post_layernorm", hidden)
     after = [
         norm,
-        linear(f"{projector}.linear_1", hidden, width, bias=has_bias),
-        activation(f"{projector}.act", width, config.string("projector_hidden_act", "gelu")),
-        linear(f"{projector}.linear_2", width, width, bias=has_bias),
+        *two_products(product_names(f"{projector}."), hidden, width, width, act=projector_act, bias=has_bias),
     ]
     return Tower(
         before=(
@@ -482,9 +479,8 @@ def minimax_m3_tower(config: ConfigReader, width: int) -> Tower:
     act, frames = config.string("hidden_act", "gelu"), config.integer("temporal_patch_size", 2)
     block = clip_block(config, "MiniMaxM3VLVisionEncoderLayer", hidden, inner, act, heads=16, rotary=True)
     root, projected = f"model.{_PROJECTOR}", config.integer("projector_hidden_size", 6144)
-    first = two_products((f"{root}.linear_1", f"{root}.act", f"{root}.linear_2"), hidden, projected, width)
-    names = f"{root}.merge_linear_1", f"{root}.merge_act", f"{root}.merge_linear_2"
-    after = [*first, *two_products(names, merge**2 * width, projected, width)]
+    first = two_products(product_names(f"{root}."), hidden, projected, width)
+    after = [*first, *two_products(product_names(f"{root}.merge_"), merge**2 * width, projected, width)]
     return Tower(
         before=(
             patch_embedding(f"{_VISION}.embeddings.proj", (frames, patch, patch), hidden, bias=False),
