@@ -4,6 +4,7 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
+    MEGATRON,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -32,11 +33,7 @@ WORKFLOW = RlFramework(
     controllers={placement: ControllerRates(1.0, 0.5) for placement in ("split", "async")},
     trainer={
         "fsdp2": TrainerDefaults(training={"activation_checkpointing": "full"}),
-        "megatron": TrainerDefaults(
-            strategy={"distributed_optimizer": True},
-            expert_strategy={"moe_grouped_gemm": True},
-            expert_parallelism={"dispatcher": "all-to-all"},
-        ),
+        "megatron": MEGATRON,
     },
     has_reference=False,
     recomputes_logprobs=False,

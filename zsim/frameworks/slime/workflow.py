@@ -3,11 +3,11 @@
 from math import inf
 
 from zsim.workflows.rl.framework import (
+    MEGATRON,
     ControllerRates,
     Offloads,
     RlFramework,
     SyncRates,
-    TrainerDefaults,
 )
 
 SOURCES = {
@@ -32,11 +32,7 @@ WORKFLOW = RlFramework(
     algorithms=("grpo", "ppo", "dapo", "rloo"),
     controllers={placement: ControllerRates(2.0, 1.0) for placement in ("colocated", "split", "async")},
     trainer={
-        "megatron": TrainerDefaults(
-            strategy={"distributed_optimizer": True},
-            expert_strategy={"moe_grouped_gemm": True},
-            expert_parallelism={"dispatcher": "all-to-all"},
-        ),
+        "megatron": MEGATRON,
     },
     has_reference=False,
     static_balance=False,

@@ -57,6 +57,10 @@ class PhaseTimes:
     pass_peak: Mapping[str, int]
     """Bytes of the fullest GPU by category at the peak of the actor's pass without backward. Empty without
     passes."""
+    critic_peak: Mapping[str, int]
+    """The same of the critic's update."""
+    reward_peak: Mapping[str, int]
+    """The same of the reward model's pass."""
 
     @property
     def training_side(self) -> float:
@@ -70,7 +74,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     report = report_of_step(step, 0.0)
     update = Result(job.update_job, step, report)
     forward = reference = 0.0
-    pass_peak = dict[str, int]()
+    pass_peak, critic_peak, reward_peak = dict[str, int](), dict[str, int](), dict[str, int]()
     if job.passes:
         whole_pass = _pass(job, job.update_job, simulator)
         forward = reference = whole_pass.seconds
@@ -82,7 +86,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     if job.critic_job is not None:
         values = _pass(job, job.critic_job, simulator).seconds
         critic = simulate_step(job.critic_job, simulate=simulator.outcome, seconds_only=True)
-        critic_updates = job.updates * critic.seconds
+        critic_updates, critic_peak = job.updates * critic.seconds, _peak_of(critic)
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
     extra = {name: job.chunks * seconds for name, seconds in rates.phases.items()}  # of every call
@@ -91,7 +95,8 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     reference_reload = reload if job.has_adapters else 0.0
     reward = reward_seconds(job)
     if job.reward_job is not None:
-        reward += simulate_step(job.reward_job, simulate=simulator.outcome, seconds_only=True).seconds
+        scoring = simulate_step(job.reward_job, simulate=simulator.outcome, seconds_only=True)
+        reward, reward_peak = reward + scoring.seconds, _peak_of(scoring)
     return PhaseTimes(
         update,
         job.updates * step.seconds + critic_updates + reload + extra.get("training", 0.0),
@@ -103,6 +108,8 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         offload_seconds(job, update),
         job.chunks * rates.seconds + rates.seconds_per_million_tokens * tokens,
         pass_peak,
+        critic_peak,
+        reward_peak,
     )
 
 
@@ -135,7 +142,7 @@ def reward_seconds(job: RlJob) -> float:
 
 
 def sync_seconds(job: RlJob) -> float:
-    """Seconds until the engines have new weights.
+    """Seconds until the engines have new weights, of each batch where a hybrid engine gathers them.
 
     The calls for every parameter, and the slower of the way to the engines and of their copies. From shard to
     shard a GPU of an engine gets what it keeps.
@@ -154,7 +161,8 @@ def sync_seconds(job: RlJob) -> float:
     elif job.transport == "reshard":
         copied = RESHARD_EXCESS * num_bytes / job.model.layout.gpus
         path = copied / nic
-    return (rates.seconds + calls + max(path, copied / rates.bytes_per_second)) / job.table.sync.every
+    seconds = rates.seconds + calls + max(path, copied / rates.bytes_per_second)
+    return job.rollout_batches * seconds / job.table.sync.every
 
 
 def broadcast_bandwidth(job: RlJob) -> float:
