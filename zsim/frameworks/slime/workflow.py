@@ -4,6 +4,7 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     MEGATRON,
+    SGLANG_SEQUENCES,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -21,7 +22,7 @@ WORKFLOW = RlFramework(
     name="slime",
     engines=("sglang",),
     memory_utilization={"colocated": 0.7, "split": 0.85, "async": 0.85},
-    max_num_seqs=1024,
+    max_num_seqs=SGLANG_SEQUENCES,
     max_num_batched_tokens=8192,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={

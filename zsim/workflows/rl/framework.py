@@ -133,6 +133,9 @@ class TrainerDefaults:
         ]
 
 
+SGLANG_SEQUENCES = 2048
+"""Sequences of an engine at once where nobody says how many: SGLang's least, up to 4,096 in large caches (0.5
+srt/model_executor/model_runner.py, `max_num_reqs`)."""
 MEGATRON = TrainerDefaults(
     strategy={"distributed_optimizer": True},
     expert_strategy={"moe_grouped_gemm": True},
