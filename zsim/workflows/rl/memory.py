@@ -9,7 +9,7 @@ is page-locked memory of the host, and so are the weights of an engine that slee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 
@@ -149,41 +149,29 @@ def engine_bytes(phase: PhaseMemory) -> int:
     return sum(phase.by_category.get(name, 0) for name in ENGINE)
 
 
-def remedies(job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int) -> list[str]:
-    """Sentences that name the keys with which each phase fits into `capacity` bytes that does not."""
-    sentences = []
+def remedies(
+    job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int, *, is_host: bool = False
+) -> Iterator[str]:
+    """Sentences that name the keys with which each phase fits into `capacity` bytes, of a GPU or of a node's
+    host, that does not."""
+    room, switches_of = "a GPU can use", _switches
+    if is_host:
+        room, switches_of = "the host of a node has", _host_switches
     for name, phase in phases.items():
-        missing = phase.total - capacity
-        if missing > 0:
-            switches = _switches(job, name, phase, capacity)
-            sentences.append(
-                f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than a GPU can use: "
-                f"{', or '.join(switches)}"
-            )
-    return sentences
+        if (missing := phase.total - capacity) > 0:
+            switches = ", or ".join(switches_of(job, name, phase, capacity))
+            yield f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than {room}: {switches}"
 
 
-def host_remedies(job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int) -> list[str]:
-    """Sentences that name the keys with which a node's host has room in each phase in which it has none."""
-    sentences = []
-    for name, phase in phases.items():
-        missing, kept = phase.total - capacity, phase.by_category
-        if missing > 0:
-            switches = [
-                words
-                for words, is_there in (
-                    ('rl.reference = "resident"', kept.get("reference")),
-                    ("rl.offload.sleep_level = 2", kept.get("rollout_weights")),
-                    ("rl.offload.optimizer = false", name != "training" and job.offloads.optimizer),
-                    ("rl.offload.parameters = false", name == "rollout" and job.offloads.parameters),
-                )
-                if is_there
-            ]
-            sentences.append(
-                f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than the host of a node has: "
-                f"{', or '.join(switches) or 'more nodes'}"
-            )
-    return sentences
+def _host_switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[str]:
+    kept = phase.by_category
+    switches = {
+        'rl.reference = "resident"': kept.get("reference"),
+        "rl.offload.sleep_level = 2": kept.get("rollout_weights"),
+        "rl.offload.optimizer = false": name != "training" and job.offloads.optimizer,
+        "rl.offload.parameters = false": name == "rollout" and job.offloads.parameters,
+    }
+    return [words for words, is_there in switches.items() if is_there] or ["more nodes"]
 
 
 def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[str]:

@@ -29,7 +29,6 @@ from zsim.workflows.rl.memory import (
     PhaseMemory,
     engine_bytes,
     host_memory_by_phase,
-    host_remedies,
     memory_by_phase,
     remedies,
 )
@@ -197,7 +196,7 @@ class RlResult(Displayable):
         """Sentences that name the keys with which the phases fit that do not."""
         return [
             *remedies(self.job, self.memory, self.capacity_bytes),
-            *host_remedies(self.job, self.host_memory, self.host_capacity_bytes),
+            *remedies(self.job, self.host_memory, self.host_capacity_bytes, is_host=True),
         ]
 
     @property
