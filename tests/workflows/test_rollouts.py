@@ -125,6 +125,16 @@ def test_a_critic_as_large_as_the_actor_doubles_the_updates() -> None:
     assert actor.values == 0.0
 
 
+def test_a_critic_leaves_and_comes_back_as_the_actor_does() -> None:
+    """As large, it takes as long beside the sleep of the engine."""
+    kept = {"offload": {"parameters": False, "optimizer": False}}
+    asked: tuple[dict[str, Any], ...] = (kept, {"algorithm": "grpo"}, {"algorithm": "ppo"})
+    sleep, actor, both = (
+        phase_times(resolved(framework="openrlhf", **table), simulator()).offload for table in asked
+    )
+    assert both - sleep == pytest.approx(2 * (actor - sleep), rel=1e-3)
+
+
 def test_a_critic_without_ppo_is_refused() -> None:
     with pytest.raises(InputError, match=r"rl.critic.model: found a critic with algorithm 'grpo'"):
         resolved(critic={"model": "llama-3.2-1b"})

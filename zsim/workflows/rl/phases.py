@@ -105,7 +105,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         values + extra.get("values", 0.0) if values else 0.0,
         reward,
         sync_seconds(job),
-        offload_seconds(job, update),
+        offload_seconds(job, update, critic_peak),
         job.chunks * rates.seconds + rates.seconds_per_million_tokens * tokens,
         pass_peak,
         critic_peak,
@@ -231,16 +231,15 @@ def _gather_seconds(job: RlJob, num_bytes: float, bucket_bytes: float) -> float:
     return seconds * num_bytes / size
 
 
-def offload_seconds(job: RlJob, update: Result) -> float:
-    """Seconds that a colocated job's states take to the host and back, and the engine's sleep and wake."""
+def offload_seconds(job: RlJob, update: Result, critic: Mapping[str, int]) -> float:
+    """Seconds that a colocated job's states, the critic's among them, take to the host and back, and the
+    engine's sleep and wake."""
     if not job.is_colocated:
         return 0.0
-    peak = update.report.peaks["gpu"].by_category
-    moved = 0
-    if job.offloads.optimizer:
-        moved += peak.get("optimizer_states", 0)
-    if job.offloads.parameters:
-        moved += peak.get("parameters", 0) + peak.get("gradients", 0)
+    actor = update.report.peaks["gpu"].by_category
+    names = ("optimizer_states",) * job.offloads.optimizer
+    names += ("parameters", "gradients") * job.offloads.parameters
+    moved = sum(states.get(name, 0) for states in (actor, critic) for name in names)
     seconds = 2 * moved / job.cluster.copy_bandwidth
     if job.offloads.sleep_level:
         engine_bytes = job.model.weight_bytes + job.cache_bytes
