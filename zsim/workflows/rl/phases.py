@@ -90,7 +90,8 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
     extra = {name: job.chunks * seconds for name, seconds in rates.phases.items()}  # of every call
-    reload = reload_seconds(job, update)
+    reload = reload_seconds(job, update.report.peaks["gpu"].by_category)
+    critic_reload = reload_seconds(job, critic_peak)
     # A reference without adapters is a model of its own, which verl leaves where it is.
     reference_reload = reload if job.has_adapters else 0.0
     reward = reward_seconds(job)
@@ -99,10 +100,10 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         reward, reward_peak = reward + scoring.seconds, _peak_of(scoring)
     return PhaseTimes(
         update,
-        job.updates * step.seconds + critic_updates + reload + extra.get("training", 0.0),
+        job.updates * step.seconds + critic_updates + reload + critic_reload + extra.get("training", 0.0),
         forward + reload + extra.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
         reference + reference_reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
-        values + extra.get("values", 0.0) if values else 0.0,
+        values + critic_reload + extra.get("values", 0.0) if values else 0.0,
         reward,
         sync_seconds(job),
         offload_seconds(job, update, critic_peak),
@@ -125,12 +126,12 @@ def _peak_of(step: SimulatedStep) -> dict[str, int]:
     return {**bytes_at_peak(plan), "framework": framework_memory(step.job, plan).bytes}
 
 
-def reload_seconds(job: RlJob, update: Result) -> float:
+def reload_seconds(job: RlJob, states: Mapping[str, int]) -> float:
     """Seconds that offloaded parameters take to the GPUs before a pass of the trainer and back behind it,
     where the framework moves them for each."""
     if not job.offloads.parameters:
         return 0.0
-    return 2 * update.report.peaks["gpu"].by_category.get("parameters", 0) / job.framework.reload_bandwidth
+    return 2 * states.get("parameters", 0) / job.framework.reload_bandwidth
 
 
 def reward_seconds(job: RlJob) -> float:
