@@ -212,6 +212,21 @@ def test_a_row_of_deepspeed_chat_generates_sixteen_samples_a_gpu_unless_it_says_
     assert sizes == [16, 4]
 
 
+@pytest.mark.parametrize(
+    ("name", "placement", "framework"),
+    [("AReaL", "async", "areal"), ("AReaL", "colocated", "verl"), ("DS-Chat", "colocated", "deepspeed-chat"),
+     ("NeMo RL", "split", "nemo-rl"), ("prime-rl", "async", "prime-rl"), ("LlamaRL", "async", "verl"),
+     ("OpenRLHF", "colocated", "openrlhf"), ("TRL", "split", "trl"), ("slime", "async", "slime")],
+)  # fmt: skip
+def test_a_framework_without_the_placement_is_taken_as_verl(
+    name: str, placement: str, framework: str
+) -> None:
+    split = "all shared" if placement == "colocated" else "train 4 / gen 4"
+    algorithm = "PPO" if name == "DS-Chat" else "GRPO"
+    table = experiment_of(framework=name, placement=placement, gpu_split=split, algorithm=algorithm).rl
+    assert (table.framework, table.placement) == (framework, placement)
+
+
 def test_only_verls_own_fully_asynchronous_rows_stream_prompts() -> None:
     """A recipe of one step off, and frameworks that zsim has not, generate the next batch meanwhile."""
     split = {"placement": "async", "gpu_split": "train 4 / gen 4"}

@@ -18,6 +18,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import workflow_names
+from zsim.workflows.rl.framework import workflow_of
 
 _ASSUMED_SAMPLES = (64, 8)  # prompts and samples of each, of rows about one phase alone
 ASSUMED_RESPONSES = "responses of"
@@ -328,7 +329,7 @@ def _rl_table(
             raise NotSimulatedError("the number of prompts of a step is not published")
         prompts, samples = _ASSUMED_SAMPLES
     samples = samples or 1
-    framework = _framework(row, assumptions)
+    framework = _framework(row, placement, assumptions)
     table: dict[str, Any] = {
         "framework": framework,
         "algorithm": _algorithm(row),
@@ -391,21 +392,18 @@ def _stream(row: RlRow, prompts: int, updates: int) -> dict[str, Any]:
     }
 
 
-def _framework(row: RlRow, assumptions: list[str]) -> str:
+def _framework(row: RlRow, placement: str, assumptions: list[str]) -> str:
+    """The framework of a row, or verl where zsim has none of that name with that placement."""
     name = re.sub(r"[^a-z0-9]+", "-", row.text("framework").lower()).strip("-")
-    for known in workflow_names():
-        if known in name or known.replace("-", "") in name.replace("-", ""):
-            return known
-    for pattern, known in (
-        (r"nemo", "nemo-rl"),
-        (r"deepspeed|ds-chat", "deepspeed-chat"),
-        (r"prime", "prime-rl"),
-    ):
-        if re.search(pattern, name) and known in workflow_names():
-            return known
-    default = "verl" if "verl" in workflow_names() else workflow_names()[0]
-    assumptions.append(f"framework '{row.text('framework')}' as {default}")
-    return default
+    words = {known: known.replace("-", "") for known in workflow_names()}
+    words |= {"nemo-rl": "nemo", "deepspeed-chat": r"deepspeed|ds-chat", "prime-rl": "prime"}
+    for known, pattern in words.items():
+        if re.search(pattern, name) or re.search(pattern, name.replace("-", "")):
+            if placement in workflow_of(known).placements:
+                return known
+            break
+    assumptions.append(f"framework '{row.text('framework')}', {placement}, as verl")
+    return "verl"
 
 
 def _algorithm(row: RlRow) -> str:
