@@ -351,6 +351,20 @@ def test_the_range_holds_the_step() -> None:
     assert low < colocated().step.seconds < high
 
 
+def test_an_engine_on_gpus_of_its_own_fits_with_the_share_that_its_framework_has() -> None:
+    """0.95 of OpenRLHF, beyond what torch's allocator leaves to a trainer. 0.99 leaves no room for graphs,
+    and the share that is proposed does."""
+    asked = {"framework": "openrlhf", "placement": "split"}
+    result = simulate_rl(experiment(**asked), simulator())
+    assert result.capacity_bytes < result.memory["rollout"].total < result.job.cluster.gpu.memory.capacity
+    assert result.verdicts["rollout"].word == "fits"
+    full = simulate_rl(experiment(**asked, rollout={"gpu_memory_utilization": 0.99}), simulator())
+    (sentence,) = full.remedies
+    share = float(sentence.partition("gpu_memory_utilization = ")[2])
+    mended = simulate_rl(experiment(**asked, rollout={"gpu_memory_utilization": share}), simulator())
+    assert (full.verdicts["rollout"].word, mended.verdicts["rollout"].word) == ("does not fit", "fits")
+
+
 def test_an_engine_that_does_not_fit_beside_the_trainer_says_what_to_change() -> None:
     """verl keeps the trainer's states unless told otherwise, which count against the engine's share."""
     result = simulate_rl(experiment(framework="verl", rollout={"gpu_memory_utilization": 1.0}), simulator())

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 
+from zsim.plan.memory.capacity import usable_bytes
 from zsim.plan.ops import MODEL_STATES
 from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
@@ -159,11 +160,11 @@ def remedies(
         room, switches_of = "the host of a node has", _host_switches
     for name, phase in phases.items():
         if (missing := phase.total - capacity) > 0:
-            switches = ", or ".join(switches_of(job, name, phase, capacity))
+            switches = ", or ".join(switches_of(job, name, phase))
             yield f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than {room}: {switches}"
 
 
-def _host_switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[str]:
+def _host_switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
     kept = phase.by_category
     switches = {
         'rl.reference = "resident"': kept.get("reference"),
@@ -174,12 +175,12 @@ def _host_switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> 
     return [words for words, is_there in switches.items() if is_there] or ["more nodes"]
 
 
-def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[str]:
+def _switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
     kept = phase.by_category
     switches = []
     if name == "rollout":
-        room = capacity - sum(kept.get(state, 0) for state in MODEL_STATES)
-        share = room / job.cluster.gpu.memory.capacity
+        whole, remnant = job.cluster.gpu.memory.capacity, phase.total - engine_bytes(phase)
+        share = 1 - remnant / usable_bytes(job.cluster) - kept.get("engine", 0) / whole
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
     if kept.get("reference"):
