@@ -374,10 +374,8 @@ class RlResult(Displayable):
         ]
         yield from table(named_columns("Memory", "a GPU", "a node's host", "verdict", "it fits"), rows)
         verdict, name = self.verdict, self._fullest_phase
-        yield from paragraph(
-            f"{verdict.word.upper()}: a GPU has {format_bytes(self.phase_capacity_bytes(name))} that can be used "
-            f"in {name.replace('_', ' ')}, {verdict.chance}."
-        )
+        room = f"{format_bytes(self.phase_capacity_bytes(name))} that can be used in {name.replace('_', ' ')}"
+        yield from paragraph(f"{verdict.word.upper()}: a GPU has {room}, {verdict.chance}.")
         report = self.times.update.report
         if report.out_of_memory is not None and self.memory["training"].total <= self.capacity_bytes:
             yield from paragraph(f"{missing_memory(report.out_of_memory, job.experiment.strategy.kind)}.")
