@@ -4,7 +4,7 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    MEGATRON,
+    DISTRIBUTED_OPTIMIZER,
     SGLANG_SEQUENCES,
     ControllerRates,
     Offloads,
@@ -34,7 +34,7 @@ WORKFLOW = RlFramework(
     controllers={placement: ControllerRates(1.0, 0.5) for placement in ("split", "async")},
     trainer={
         "fsdp2": TrainerDefaults(training={"activation_checkpointing": "full"}),
-        "megatron": MEGATRON,
+        "megatron": DISTRIBUTED_OPTIMIZER,
     },
     has_reference=False,
     recomputes_logprobs=False,

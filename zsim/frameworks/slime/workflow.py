@@ -3,7 +3,7 @@
 from math import inf
 
 from zsim.workflows.rl.framework import (
-    MEGATRON,
+    DISTRIBUTED_OPTIMIZER,
     SGLANG_SEQUENCES,
     ControllerRates,
     Offloads,
@@ -33,7 +33,7 @@ WORKFLOW = RlFramework(
     algorithms=("grpo", "ppo", "dapo", "rloo"),
     controllers={placement: ControllerRates(2.0, 1.0) for placement in ("colocated", "split", "async")},
     trainer={
-        "megatron": MEGATRON,
+        "megatron": DISTRIBUTED_OPTIMIZER,
     },
     has_reference=False,
     static_balance=False,

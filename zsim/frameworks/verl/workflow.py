@@ -4,7 +4,7 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    MEGATRON,
+    DISTRIBUTED_OPTIMIZER,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -56,7 +56,7 @@ WORKFLOW = RlFramework(
     trainer={
         "fsdp1": _FSDP,
         "fsdp2": _FSDP,
-        "megatron": MEGATRON,
+        "megatron": DISTRIBUTED_OPTIMIZER,
     },
     algorithms=("grpo", "ppo", "dapo", "rloo"),
     controllers={

@@ -136,12 +136,12 @@ class TrainerDefaults:
 SGLANG_SEQUENCES = 2048
 """Sequences of an engine at once where nobody says how many: SGLang's least, up to 4,096 in large caches (0.5
 srt/model_executor/model_runner.py, `max_num_reqs`)."""
-MEGATRON = TrainerDefaults(
+DISTRIBUTED_OPTIMIZER = TrainerDefaults(
     strategy={"distributed_optimizer": True},
     expert_strategy={"moe_grouped_gemm": True},
     expert_parallelism={"dispatcher": "all-to-all"},
 )
-"""Those of frameworks that leave Megatron's other keys to the user."""
+"""Those of trainers with one, whose other keys are left to the user."""
 
 
 @dataclass(frozen=True, slots=True)
