@@ -179,8 +179,8 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
     kept = phase.by_category
     switches = []
     if name == "rollout":
-        whole, remnant = job.cluster.gpu.memory.capacity, phase.total - engine_bytes(phase)
-        share = 1 - remnant / usable_bytes(job.cluster) - kept.get("engine", 0) / whole
+        capacity, remnant = job.cluster.gpu.memory.capacity, phase.total - engine_bytes(phase)
+        share = 1 - remnant / usable_bytes(job.cluster) - kept.get("engine", 0) / capacity
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
     if kept.get("reference"):

@@ -144,8 +144,8 @@ class RlResult(Displayable):
         takes what it was told and no more."""
         if name != "rollout":
             return self.capacity_bytes
-        engine, whole = engine_bytes(self.memory["rollout"]), self.job.cluster.gpu.memory.capacity
-        return round(engine + (whole - engine) * self.capacity_bytes / whole)
+        engine, capacity = engine_bytes(self.memory["rollout"]), self.job.cluster.gpu.memory.capacity
+        return round(engine + (capacity - engine) * self.capacity_bytes / capacity)
 
     @property
     def host_capacity_bytes(self) -> int:
