@@ -627,3 +627,11 @@ def test_the_command_of_easy_r1_changes_keys_of_its_file(
     command = "python3 -m verl.trainer.main config=config.yaml worker.rollout.n=8 trainer.n_gpus_per_node=4"
     found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
     assert (found.model, found.gpus, there(found.rl).samples_per_prompt) == ("qwen2.5-7b", 4, 8)
+
+
+def test_lengths_that_are_assumed_are_named_unless_the_experiment_says_them(tmp_path: Path) -> None:
+    """0.51 of a cap of 1,536 tokens are 783."""
+    path = write(tmp_path, VERL)
+    stated = read(path, rl__lengths__response__mean=600, rl__lengths__prompt__mean=200)
+    assert any("responses of 783 tokens in the mean are assumed" in note for note in read(path).notes)
+    assert not any("are assumed" in note for note in stated.notes)

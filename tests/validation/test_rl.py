@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,6 +194,49 @@ def test_a_row_says_that_its_lengths_are_assumed_and_how_far_training_is_off() -
     row = replace(row, measured_phases={"training": 2.0}, predicted_phases={"training": 6.0})
     assert row.doubt == "assumed: responses of 900 tokens, with which training takes 3.0 times as long"
     assert not replace(row, assumptions=("H100",)).doubt
+
+
+def experiment_of(**changes: str) -> Any:
+    return row_experiment(RlRow("a", {**STEP, **changes}, False), Library()).experiment
+
+
+def test_a_row_of_deepspeed_chat_generates_sixteen_samples_a_gpu_unless_it_says_more() -> None:
+    """8 GPUs have 16 of 128 samples each, whatever fits a packed micro-batch."""
+    chat = {
+        "framework": "DeepSpeed-Chat",
+        "algorithm": "PPO",
+        "train_parallelism": "ZeRO-3",
+        "gen_parallelism": "",
+    }
+    sizes = [experiment_of(**chat, micro_batch=text).training.micro_batch_size for text in ("", "4 a GPU")]
+    assert sizes == [16, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "framework"),
+    [("AReaL", "async", "areal"), ("AReaL", "colocated", "verl"), ("DS-Chat", "colocated", "deepspeed-chat"),
+     ("NeMo RL", "split", "nemo-rl"), ("prime-rl", "async", "prime-rl"), ("LlamaRL", "async", "verl"),
+     ("OpenRLHF", "colocated", "openrlhf"), ("TRL", "split", "trl"), ("slime", "async", "slime")],
+)  # fmt: skip
+def test_a_framework_without_the_placement_is_taken_as_verl(
+    name: str, placement: str, framework: str
+) -> None:
+    split = "all shared" if placement == "colocated" else "train 4 / gen 4"
+    algorithm = "PPO" if name == "DS-Chat" else "GRPO"
+    table = experiment_of(framework=name, placement=placement, gpu_split=split, algorithm=algorithm).rl
+    assert (table.framework, table.placement) == (framework, placement)
+
+
+def test_only_verls_own_fully_asynchronous_rows_stream_prompts() -> None:
+    """A recipe of one step off, and frameworks that zsim has not, generate the next batch meanwhile."""
+    split = {"placement": "async", "gpu_split": "train 4 / gen 4"}
+    streamed, one_off, other = (
+        experiment_of(**split, framework=name, source_location=place).rl
+        for name, place in (("verl", "fully_async.md"), ("verl", "one_step_off.md"), ("Unknown", ""))
+    )
+    assert streamed.stream_prompts is not None
+    assert one_off.stream_prompts is other.stream_prompts is None
+    assert (one_off.max_staleness, one_off.partial_rollout, other.max_staleness) == (1, False, 1)
 
 
 def test_the_cards_of_a_row_are_its_own() -> None:

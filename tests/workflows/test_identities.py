@@ -184,6 +184,17 @@ def test_verl_moves_offloaded_parameters_for_every_pass() -> None:
         assert moved.phases_seconds[phase] == kept.phases_seconds[phase]
 
 
+def test_verl_moves_the_critics_parameters_for_its_passes_too() -> None:
+    """As large as the actor's: once more for the values, and once more in the updates."""
+    kept, moved = (
+        phase_times(resolved(framework="verl", algorithm="ppo", offload={"parameters": value}), simulator())
+        for value in (False, True)
+    )
+    seconds = 2 * moved.critic_peak["parameters"] / RELOAD_BANDWIDTH
+    assert moved.values - kept.values == pytest.approx(seconds)
+    assert moved.training - kept.training == pytest.approx(2 * seconds)
+
+
 @pytest.mark.parametrize(
     "strategy", [{"kind": "ddp"}, {"kind": "fsdp1"}, {"kind": "fsdp2"}, {"kind": "deepspeed", "stage": 2}]
 )

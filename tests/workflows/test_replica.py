@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import pytest
 import simpy
@@ -215,3 +216,15 @@ def test_an_engine_that_reserves_answers_never_evicts() -> None:
     assert max(reserving.running) == 4
     assert reserving.generated_tokens == 20 * 300
     assert reserving.prefill_tokens == 20 * 100
+
+
+def test_a_static_batch_ends_before_the_next_starts() -> None:
+    """Batches of two: 50 iterations for the longer of the first, and 10 for both of the second. With
+    continuous batching those of 10 take the place that is free.
+    """
+    bounds = EngineLimits(2, 16384, 10**6)
+    static, continuous = (
+        run(requests([10, 50, 10, 10]), replace(bounds, has_static_batches=is_static))[1]
+        for is_static in (True, False)
+    )
+    assert (static.iterations, continuous.iterations) == (60, 50)

@@ -9,12 +9,14 @@ import pytest
 
 from tests.workflows.test_loop import LENGTHS, colocated, experiment, fixed, looped, resolved, simulator
 from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.ops import MODEL_STATES
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.library import Library
 from zsim.specs.strategy.registry import workflow_names
 from zsim.workflows.rl.framework import SINGLE_TENSOR_SECONDS, workflow_of
-from zsim.workflows.rl.job import packed_job, resolve_rl
+from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
 from zsim.workflows.rl.loop import Loop, split_turns
+from zsim.workflows.rl.memory import memory_by_phase
 from zsim.workflows.rl.packing import batch_by_count, batch_padded, pack
 from zsim.workflows.rl.phases import BROADCAST_SHARE, num_tensors, phase_times, sync_seconds
 from zsim.workflows.rl.result import simulate_rl
@@ -121,6 +123,16 @@ def test_a_critic_as_large_as_the_actor_doubles_the_updates() -> None:
     assert both.training == pytest.approx(2 * actor.training, rel=0.01)
     assert both.values == pytest.approx(both.old_logprobs, rel=0.01)
     assert actor.values == 0.0
+
+
+def test_a_critic_leaves_and_comes_back_as_the_actor_does() -> None:
+    """As large, it takes as long beside the sleep of the engine."""
+    kept = {"offload": {"parameters": False, "optimizer": False}}
+    asked: tuple[dict[str, Any], ...] = (kept, {"algorithm": "grpo"}, {"algorithm": "ppo"})
+    sleep, actor, both = (
+        phase_times(resolved(framework="openrlhf", **table), simulator()).offload for table in asked
+    )
+    assert both - sleep == pytest.approx(2 * (actor - sleep), rel=1e-3)
 
 
 def test_a_critic_without_ppo_is_refused() -> None:
@@ -339,6 +351,20 @@ def test_the_range_holds_the_step() -> None:
     assert low < colocated().step.seconds < high
 
 
+def test_an_engine_on_gpus_of_its_own_fits_with_the_share_that_its_framework_has() -> None:
+    """0.95 of OpenRLHF, beyond what torch's allocator leaves to a trainer. 0.99 leaves no room for graphs,
+    and the share that is proposed does."""
+    asked = {"framework": "openrlhf", "placement": "split"}
+    result = simulate_rl(experiment(**asked), simulator())
+    assert result.capacity_bytes < result.memory["rollout"].total < result.job.cluster.gpu.memory.capacity
+    assert result.verdicts["rollout"].word == "fits"
+    full = simulate_rl(experiment(**asked, rollout={"gpu_memory_utilization": 0.99}), simulator())
+    (sentence,) = full.remedies
+    share = float(sentence.partition("gpu_memory_utilization = ")[2])
+    mended = simulate_rl(experiment(**asked, rollout={"gpu_memory_utilization": share}), simulator())
+    assert (full.verdicts["rollout"].word, mended.verdicts["rollout"].word) == ("does not fit", "fits")
+
+
 def test_an_engine_that_does_not_fit_beside_the_trainer_says_what_to_change() -> None:
     """verl keeps the trainer's states unless told otherwise, which count against the engine's share."""
     result = simulate_rl(experiment(framework="verl", rollout={"gpu_memory_utilization": 1.0}), simulator())
@@ -402,17 +428,57 @@ def test_only_log_probabilities_cost_their_python() -> None:
     assert seconds["openrlhf"] < 0.2 * seconds["nemo-rl"]
 
 
-def test_adapters_run_without_graphs() -> None:
-    plain = experiment(lengths=LENGTHS)
-    with_adapters = type(plain)(
-        model=plain.model,
-        cluster=plain.cluster,
-        nodes=1,
-        strategy={"kind": "fsdp2"},
-        training={"sequence_length": 2048, "micro_batch_size": 1, "lora": {"rank": 8}},
-        rl={"framework": "nemo-rl", "prompts_per_step": 16, "samples_per_prompt": 8, "lengths": LENGTHS},
+def test_adapters_run_without_graphs_unless_they_are_merged() -> None:
+    """NeMo-RL adds them to the weights that it sends, verl loads them beside weights that are whole."""
+    seconds = {}
+    for framework in ("verl", "nemo-rl"):
+        plain = experiment(framework=framework, rollout={"tensor": 1})
+        adapted = change_experiment(plain, {"training.lora.rank": 8})
+        jobs = [resolve_rl(asked, simulator()) for asked in (plain, adapted)]
+        seconds[framework] = [looped(job).rollout for job in jobs]
+        assert jobs[0].model.weight_bytes == jobs[1].model.weight_bytes
+    assert seconds["verl"][1] > 2 * seconds["verl"][0]
+    assert seconds["nemo-rl"][1] == seconds["nemo-rl"][0]
+
+
+def hybrid(stage: int = 3, **rl: Any) -> RlJob:
+    """8 GPUs whose 128 samples are generated in batches of 4 each."""
+    asked = experiment(framework="deepspeed-chat", algorithm="ppo", **rl)
+    changes = {"strategy": {"kind": "deepspeed", "stage": stage}, "training.micro_batch_size": 4}
+    return resolve_rl(change_experiment(asked, changes), simulator())
+
+
+def test_a_hybrid_engine_generates_a_micro_batch_after_the_other() -> None:
+    """16 samples of each GPU in 4 batches, for each of which the weights are gathered."""
+    job, whole = hybrid(), hybrid(rollout={"max_num_seqs": 16})
+    assert (job.rollout_batches, whole.rollout_batches) == (4, 1)
+    assert sync_seconds(job) == pytest.approx(4 * sync_seconds(whole))
+    assert looped(job).rollout > 1.5 * looped(whole).rollout
+    with pytest.raises(InputError, match=r"found 0.5 with DeepSpeed-Chat, whose cache"):
+        hybrid(rollout={"gpu_memory_utilization": 0.5})
+
+
+def test_a_hybrid_engine_holds_gathered_weights_for_the_rollout_alone() -> None:
+    """The cache has 4 sequences of the cap. ZeRO-2's weights are whole, and nothing is gathered."""
+    for stage, weights in ((3, hybrid().model.weight_bytes), (2, 0)):
+        job = hybrid(stage)
+        memory = memory_by_phase(job, phase_times(job, simulator()))
+        assert memory["rollout"].by_category["rollout_weights"] == weights
+        assert memory["training"].by_category["rollout_weights"] == 0
+        assert job.cache_bytes == 4 * 2048 * job.model.cache_bytes_per_token
+        assert memory["training"].by_category["kv_cache"] == job.cache_bytes
+
+
+def test_a_critic_that_is_not_offloaded_stays_beside_the_actor() -> None:
+    """As large as the actor it has as many states, in the rollout and while the actor is trained."""
+    offload = {"parameters": False, "optimizer": False}
+    actor, both = (
+        simulate_rl(experiment(framework="openrlhf", algorithm=name, offload=offload), simulator()).memory
+        for name in ("grpo", "ppo")
     )
-    assert simulate_rl(with_adapters, simulator()).step.rollout > 2 * colocated().step.rollout
+    states = sum(actor["weight_sync"].by_category[name] for name in MODEL_STATES)
+    for phase in ("rollout", "training"):
+        assert both[phase].total - actor[phase].total == pytest.approx(states, rel=1e-3)
 
 
 def test_only_what_can_help_is_suggested_where_weights_leave_no_room() -> None:

@@ -18,11 +18,16 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import workflow_names
+from zsim.workflows.rl.framework import workflow_of
 
 _ASSUMED_SAMPLES = (64, 8)  # prompts and samples of each, of rows about one phase alone
 ASSUMED_RESPONSES = "responses of"
 _ASSUMED_PROMPT = 128.0  # tokens, where nothing is said
 _TRIGGER_STEPS, _SCRIPT_STALENESS = 4, 0.5  # of verl's fully asynchronous scripts
+_ONE_STEP_OFF = r"(one|1)[ _-]?step[ _-]?off"
+_ONE_STEP_OFF_COLUMNS = ("placement", "algorithm", "framework", "source", "source_location")
+"""The words for verl's recipe that generates a batch while the one before it is trained on, which streams no
+prompts."""
 _SMALL_OPT = {
     "model_type": "opt", "vocab_size": 50272, "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
     "num_attention_heads": 16, "max_position_embeddings": 2048, "word_embed_proj_dim": 512,
@@ -49,6 +54,9 @@ _ENGINE_VERSIONS: Mapping[str, Mapping[tuple[int, int], str]] = {
     },
 }
 """vLLM's by release: NeMo-RL's pyproject.toml, and the newest that verl's setup.py takes."""
+_CHAT_SAMPLES = 16
+"""Samples of a GPU that DeepSpeed-Chat generates and trains at once where nobody says (DeepSpeedExamples
+45b4b715 training/step3_rlhf_finetuning/main.py, `per_device_generation_batch_size`)."""
 _VERL_LOGS = r"-bsz?\d+_(\d+)-"
 """Samples of a micro-batch on a GPU, in names of verl's logs as in "Qwen2.5-7B-bsz64_8-prompt512-...": their
 scripts have one `ppo_micro_batch_size` of 64 for all of 8 GPUs, and `use_remove_padding` (verl-project/verl
@@ -321,7 +329,7 @@ def _rl_table(
             raise NotSimulatedError("the number of prompts of a step is not published")
         prompts, samples = _ASSUMED_SAMPLES
     samples = samples or 1
-    framework = _framework(row, assumptions)
+    framework = _framework(row, placement, assumptions)
     table: dict[str, Any] = {
         "framework": framework,
         "algorithm": _algorithm(row),
@@ -361,7 +369,9 @@ def _rl_table(
         )
         value = next((int(group) for group in age.groups() if group), 1) if age else 1
         table["max_staleness"] = max(1, value)
-        if framework == "verl" and updates:
+        if row.has_word("verl", "framework") and row.has_word(_ONE_STEP_OFF, *_ONE_STEP_OFF_COLUMNS):
+            table |= {"max_staleness": 1, "partial_rollout": False}
+        elif row.has_word("verl", "framework") and updates:
             table |= _stream(row, prompts, round(updates))
     return table
 
@@ -373,7 +383,7 @@ def _stream(row: RlRow, prompts: int, updates: int) -> dict[str, Any]:
     notes = row.text("notes")
     staleness = re.search(r"staleness ([\d.]+)", notes)
     batches = re.search(r"require_batches (\d+)|sync every \d+ x (\d+)", notes)
-    mini_batches = int(batches[1] or batches[2]) if batches else updates // _TRIGGER_STEPS
+    mini_batches = int(batches[1] or batches[2]) if batches else max(1, updates // _TRIGGER_STEPS)
     value = float(staleness[1]) if staleness else _SCRIPT_STALENESS
     return {
         "max_staleness": value,
@@ -382,21 +392,18 @@ def _stream(row: RlRow, prompts: int, updates: int) -> dict[str, Any]:
     }
 
 
-def _framework(row: RlRow, assumptions: list[str]) -> str:
+def _framework(row: RlRow, placement: str, assumptions: list[str]) -> str:
+    """The framework of a row, or verl where zsim has none of that name with that placement."""
     name = re.sub(r"[^a-z0-9]+", "-", row.text("framework").lower()).strip("-")
-    for known in workflow_names():
-        if known in name or known.replace("-", "") in name.replace("-", ""):
-            return known
-    for pattern, known in (
-        (r"nemo", "nemo-rl"),
-        (r"deepspeed|ds-chat", "deepspeed-chat"),
-        (r"prime", "prime-rl"),
-    ):
-        if re.search(pattern, name) and known in workflow_names():
-            return known
-    default = "verl" if "verl" in workflow_names() else workflow_names()[0]
-    assumptions.append(f"framework '{row.text('framework')}' as {default}")
-    return default
+    words = {known: known.replace("-", "") for known in workflow_names()}
+    words |= {"nemo-rl": "nemo", "deepspeed-chat": r"deepspeed|ds-chat", "prime-rl": "prime"}
+    for known, pattern in words.items():
+        if re.search(pattern, name) or re.search(pattern, name.replace("-", "")):
+            if placement in workflow_of(known).placements:
+                return known
+            break
+    assumptions.append(f"framework '{row.text('framework')}', {placement}, as verl")
+    return "verl"
 
 
 def _algorithm(row: RlRow) -> str:
@@ -525,4 +532,10 @@ def _set_micro_batch(row: RlRow, data: dict[str, Any], layout: Layout) -> None:
         data["rl"]["logprob_micro_batch_tokens"] = int(passes[1]) * int(passes[2])
     if samples := re.search(_VERL_LOGS, row.text("source_location")):
         data["rl"]["batching"], count = "unpadded", int(samples[1])
+    if data["rl"]["framework"] == "deepspeed-chat":
+        sequences = re.search(r"(\d+) (?:sequence|sample|pair|per|a GPU)", text)
+        count = int(sequences[1]) if sequences else _CHAT_SAMPLES
+        count = min(
+            count, -(-data["rl"]["prompts_per_step"] * data["rl"]["samples_per_prompt"] // data["gpus"])
+        )
     data["training"] |= {"sequence_length": length, "micro_batch_size": count}

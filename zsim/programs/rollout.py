@@ -56,12 +56,15 @@ def set_rollout(
     prompt, response = min(PROMPT_TOKENS, prompt_cap), assumed_response(response_cap)
     file.defaults |= {"rl.lengths.prompt.mean": prompt, "rl.lengths.response.mean": response}
     file.note(
-        f"`zsim run` simulates the whole step: {prompts:,} prompts with {samples:,} responses. The file does "
-        f"not say how long they are: {prompt:,} and {response:,} tokens in the mean unless "
-        "rl.lengths.prompt.mean and rl.lengths.response.mean do. Where updates take half as long in a log, "
-        "its responses are about half as long. Commands that take no [rl] simulate one update alone: "
-        f"{update}"
+        f"`zsim run` simulates the whole step: {prompts:,} prompts with {samples:,} responses. Commands that "
+        f"take no [rl] simulate one update alone: {update}"
     )
+    file.default_notes = {
+        "rl.lengths.prompt.mean": f"prompts of {prompt:,} tokens are assumed (rl.lengths.prompt.mean)",
+        "rl.lengths.response.mean": f"responses of {response:,} tokens in the mean are assumed, as the file "
+        "has only their cap (rl.lengths.response.mean). Where updates take half as long in a log, its "
+        "responses are about half as long",
+    }
 
 
 def skip_rollout(file: TrainingFile, reason: str, update: str) -> None:

@@ -50,8 +50,11 @@ EXPERT_WIDTH_HALF = 450
 the peak is 0.61, 0.37, 0.33 and 0.24 of experts 7,168, 768, 384 and 192 wide with 512 rows each
 (AIConfigurator's tables)."""
 EAGER_KERNEL_SECONDS = 27e-6
-"""Python of one kernel of an engine without CUDA graphs. With adapters a layer takes 1.2 to 2.3 ms of about
-25 kernels (verl's LoRA logs, eric-haibin-lin/verl-data math, 7 to 72 billion parameters)."""
+"""Python of one kernel of an engine without CUDA graphs, about that of transformers' modules on H100: a
+launch of 6 us, and 22 us beside it (`eager_call` of zsim's frameworks.toml)."""
+ADAPTER_SECONDS = 0.41e-3
+"""The same of the adapters of one product, fitted to seven rollouts, with layers of 1.2 to 2.3 ms, four of
+them and 12 other kernels (verl's LoRA logs, eric-haibin-lin/verl-data math, 7 to 72 billion)."""
 _HEAD_DTYPE = "bf16"  # see [Note: quantized checkpoints]
 ADAPTER_KERNELS = 3  # of a product's adapters: down, up, and the sum
 GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
@@ -166,6 +169,8 @@ class IterationPricer:
         launching = 0.0
         if not is_pure or verified > self.max_graph:
             launching = self.num_kernels * self.launch_seconds
+            if self.has_adapters and not self.max_graph:
+                launching += ADAPTER_SECONDS * sum(self.model.products.values())
         host = self.host.seconds_for(sampled)
         busy = max(gpu_seconds, launching)
         seconds = max(busy, host) if self.host.is_overlapped else busy + host
@@ -182,12 +187,11 @@ class IterationPricer:
 
     @cached_property
     def num_kernels(self) -> int:
-        """Kernels of one pass."""
+        """Kernels of one pass, without those of adapters."""
         model = self.model
         all_reduces = 2 * model.num_layers if model.layout.tensor > 1 else 0
-        products = sum(model.products.values())
         return (
-            (1 + ADAPTER_KERNELS * self.has_adapters) * products
+            sum(model.products.values())
             + 2 * sum(model.experts.values())
             + sum(model.attentions.values())
             + model.small_kernels
@@ -212,6 +216,8 @@ class IterationPricer:
         seconds = sum(
             count * self._product(product, rows, dtype) for product, count in model.products.items()
         )
+        if self.has_adapters:
+            seconds += ADAPTER_KERNELS * sum(model.products.values()) * self.rates.product.seconds
         expert_rows = rows * model.layout.data
         seconds += sum(count * self._experts(layer, expert_rows) for layer, count in model.experts.items())
         if model.layout.data > 1:

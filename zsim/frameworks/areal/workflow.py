@@ -4,6 +4,8 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
+    DISTRIBUTED_OPTIMIZER,
+    SGLANG_SEQUENCES,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -12,7 +14,7 @@ from zsim.workflows.rl.framework import (
 )
 
 SOURCES = {
-    "defaults": "AReaL 4aef98d8 areal/api/cli_args.py",
+    "defaults": "AReaL 4aef98d8 areal/api/cli_args.py and io_struct.py",
     "loop": "areal/infra/staleness_manager.py; running requests stop for new weights and compute their "
     "caches again",
     "syncs": "assumed as verl's broadcasts",
@@ -22,21 +24,17 @@ SOURCES = {
 WORKFLOW = RlFramework(
     name="AReaL",
     engines=("sglang", "vllm"),
-    memory_utilization={"split": 0.8, "async": 0.8},
-    max_num_seqs=1024,
-    max_num_batched_tokens=8192,
+    memory_utilization={"split": 0.9, "async": 0.9},
+    max_num_seqs=SGLANG_SEQUENCES,
+    max_num_batched_tokens=32768,
     transports={"split": "broadcast", "async": "broadcast"},
-    syncs={"broadcast": SyncRates(1e9, 0.05e-3, inf, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
+    syncs={"broadcast": SyncRates(2**30, 0.05e-3, inf, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
     algorithms=("grpo", "ppo", "dapo", "rloo"),
     controllers={placement: ControllerRates(1.0, 0.5) for placement in ("split", "async")},
     trainer={
         "fsdp2": TrainerDefaults(training={"activation_checkpointing": "full"}),
-        "megatron": TrainerDefaults(
-            strategy={"distributed_optimizer": True},
-            expert_strategy={"moe_grouped_gemm": True},
-            expert_parallelism={"dispatcher": "all-to-all"},
-        ),
+        "megatron": DISTRIBUTED_OPTIMIZER,
     },
     has_reference=False,
     recomputes_logprobs=False,

@@ -5,7 +5,10 @@ from zsim.workflows.rl.framework import ControllerRates, Offloads, RlFramework, 
 SOURCES = {
     "defaults": "DeepSpeed edaa7221 deepspeed/runtime/hybrid_engine.py and config.py, DeepSpeedExamples "
     "45b4b715",
-    "syncs": "all layers are gathered once before the answers (pin_parameters), and no copy is handed over",
+    "syncs": "all layers are gathered before each batch of answers (pin_parameters), adapters added to them, "
+    "and no copy is handed over (deepspeed/runtime/hybrid_engine.py `generate`)",
+    "models": "all four stay on the GPUs unless offload_reference_model says otherwise "
+    "(applications/DeepSpeed-Chat/dschat/rlhf/rlhf_engine.py)",
     "controllers": "assumed: one process a GPU, without a controller",
 }
 
@@ -15,6 +18,8 @@ WORKFLOW = RlFramework(
     memory_utilization={"colocated": 0.6},
     max_num_seqs=1024,
     max_num_batched_tokens=32768,
+    merges_adapters=True,
+    keeps_reference=True,
     transports={"colocated": "ipc"},
     syncs={"ipc": SyncRates(1e9, 0.0, 1e12, 0.1)},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),

@@ -23,6 +23,7 @@ SOURCES = {
     "group has all ranks of the trainer (nemo_rl/utils/packed_tensor.py and "
     "nemo_rl/weight_sync/collective_weight_synchronizer.py)",
     "engines": "v0.5.0 nemo_rl/models/generation/vllm/vllm_worker.py, `distributed_executor_backend`",
+    "adapters": "docs/guides/lora.md, the merge-weight approach of GRPO",
     "loop": "nemo_rl/algorithms/grpo.py; prompts in flight: the semaphore of AsyncTrajectoryCollector "
     "(nemo_rl/algorithms/async_utils.py at 0a27b1f4)",
     "packing": "v0.4.0 c751f811 nemo_rl/models/policy/megatron_policy_worker.py `pad_full_seq_to`, v0.5.0 "
@@ -57,6 +58,7 @@ WORKFLOW = RlFramework(
         ),
     },
     algorithms=("grpo", "ppo", "dapo", "rloo"),
+    merges_adapters=True,
     limits_prompts_in_flight=True,
     runs_engines_by_ray=True,
     pads_for_stages=True,

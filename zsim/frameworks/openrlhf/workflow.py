@@ -14,6 +14,7 @@ from zsim.workflows.rl.framework import (
 SOURCES = {
     "engines": "OpenRLHF 3c3be623 openrlhf/trainer/ray/vllm_engine.py, `distributed_executor_backend`",
     "defaults": "OpenRLHF 3c3be623 openrlhf/cli/train_ppo_ray.py",
+    "reference": "`ref.offload` is off by default (openrlhf/cli/train_ppo_ray.py)",
     "log-probabilities": "asked for with is_correction_enable, which is False by default "
     "(openrlhf/trainer/ppo_utils/samples_generator.py, openrlhf/cli/train_ppo_ray.py)",
     "syncs": "every parameter gathered and sent by itself (openrlhf/trainer/ray/ppo_actor.py), as "
@@ -41,6 +42,7 @@ WORKFLOW = RlFramework(
     continues_rollouts=True,
     runs_engines_by_ray=True,
     returns_logprobs=False,
+    keeps_reference=True,
     batching="padded",
     sources=SOURCES,
 )

@@ -3,11 +3,12 @@
 from math import inf
 
 from zsim.workflows.rl.framework import (
+    DISTRIBUTED_OPTIMIZER,
+    SGLANG_SEQUENCES,
     ControllerRates,
     Offloads,
     RlFramework,
     SyncRates,
-    TrainerDefaults,
 )
 
 SOURCES = {
@@ -21,7 +22,7 @@ WORKFLOW = RlFramework(
     name="slime",
     engines=("sglang",),
     memory_utilization={"colocated": 0.7, "split": 0.85, "async": 0.85},
-    max_num_seqs=1024,
+    max_num_seqs=SGLANG_SEQUENCES,
     max_num_batched_tokens=8192,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
@@ -32,11 +33,7 @@ WORKFLOW = RlFramework(
     algorithms=("grpo", "ppo", "dapo", "rloo"),
     controllers={placement: ControllerRates(2.0, 1.0) for placement in ("colocated", "split", "async")},
     trainer={
-        "megatron": TrainerDefaults(
-            strategy={"distributed_optimizer": True},
-            expert_strategy={"moe_grouped_gemm": True},
-            expert_parallelism={"dispatcher": "all-to-all"},
-        ),
+        "megatron": DISTRIBUTED_OPTIMIZER,
     },
     has_reference=False,
     static_balance=False,

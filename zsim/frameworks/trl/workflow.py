@@ -21,6 +21,7 @@ SOURCES = {
     "(trl/generation/vllm_generation.py; counted in validation/rl/call_orders.json), as verl's old "
     "path did",
     "reference": "loaded as the policy is (trl/trainer/grpo_trainer.py `create_model_from_path`)",
+    "adapters": "`merge_adapter` before a sync (trl/generation/vllm_generation.py `sync_weights`)",
     "controllers": "assumed: one process a GPU, without a controller",
 }
 
@@ -45,6 +46,7 @@ WORKFLOW = RlFramework(
     },
     has_reference=False,
     has_one_dtype=True,
+    merges_adapters=True,
     batching="padded",
     padding="sides",
     sources=SOURCES,

@@ -4,6 +4,7 @@ from math import inf
 
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
+    DISTRIBUTED_OPTIMIZER,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -55,11 +56,7 @@ WORKFLOW = RlFramework(
     trainer={
         "fsdp1": _FSDP,
         "fsdp2": _FSDP,
-        "megatron": TrainerDefaults(
-            strategy={"distributed_optimizer": True},
-            expert_strategy={"moe_grouped_gemm": True},
-            expert_parallelism={"dispatcher": "all-to-all"},
-        ),
+        "megatron": DISTRIBUTED_OPTIMIZER,
     },
     algorithms=("grpo", "ppo", "dapo", "rloo"),
     controllers={

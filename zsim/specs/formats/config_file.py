@@ -24,6 +24,8 @@ class TrainingFile:
     """Settings that the file gives."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults of its program, which the experiment may replace silently."""
+    default_notes: dict[str, str] = field(default_factory=dict)
+    """Notes on defaults, for those that the experiment does not replace."""
     cluster_changes: dict[str, Any] = field(default_factory=dict)
     """Changes of the experiment's cluster, as dotted keys of it, which variables of the environment make."""
     notes: list[str] = field(default_factory=list)

@@ -113,7 +113,8 @@ def merge_training_file(
     config = overrides.get("strategy.config", table.get("config"))
     if not is_training_file(config):
         return dict(data), dict(overrides)
-    file = read_training_file(config, {**dict(flatten(data)), **overrides})
+    stated = {**dict(flatten(data)), **overrides}
+    file = read_training_file(config, stated)
     remaining_overrides = {key: value for key, value in overrides.items() if key != "strategy.config"}
     if "strategy.config" in overrides:
         table = {}  # of the file that is replaced
@@ -131,6 +132,8 @@ def merge_training_file(
         file.defaults.pop("training.software", None)  # of the strategy that the file says
     for dotted, value in file.defaults.items():
         _fill(merged, dotted, value, remaining_overrides)
+        if dotted in file.default_notes and stated.get(dotted) is None:
+            file.note(file.default_notes[dotted])
     if file.epochs is not None and _has_length(merged.get("cost"), remaining_overrides):
         _fill(merged, "cost.epochs", file.epochs, remaining_overrides)
     if file.resolve_stages is not None and remaining_overrides.get("model", merged.get("model")) is not None:

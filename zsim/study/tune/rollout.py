@@ -271,7 +271,7 @@ def _cells(candidate: RolloutCandidate) -> list[str]:
         candidate.placement,
         "all" if job.is_colocated else f"{job.rollout_gpus:,}",
         f"{job.model.layout.gpus}",
-        f"{utilization:g}",
+        "-" if job.limits.has_static_batches else f"{utilization:g}",
         format_seconds(candidate.seconds),
         f"{100 * step.busy_training:.0f} %",
         f"{100 * step.busy_rollout:.0f} %",

@@ -133,6 +133,17 @@ class TrainerDefaults:
         ]
 
 
+SGLANG_SEQUENCES = 2048
+"""Sequences of an engine at once where nobody says how many: SGLang's least, up to 4,096 in large caches (0.5
+srt/model_executor/model_runner.py, `max_num_reqs`)."""
+DISTRIBUTED_OPTIMIZER = TrainerDefaults(
+    strategy={"distributed_optimizer": True},
+    expert_strategy={"moe_grouped_gemm": True},
+    expert_parallelism={"dispatcher": "all-to-all"},
+)
+"""Those of trainers with one, whose other keys are left to the user."""
+
+
 @dataclass(frozen=True, slots=True)
 class RlFramework:
     """The defaults and times of a framework of reinforcement learning."""
@@ -159,6 +170,10 @@ class RlFramework:
     static_balance: bool = True
     """Requests are dealt out to replicas beforehand."""
     enforces_eager: bool = False
+    merges_adapters: bool = False
+    """Adapters are added to the weights that engines get. Else engines compute with them beside those."""
+    keeps_reference: bool = False
+    """A reference stays on the GPUs unless the experiment says otherwise. Else it waits on the host."""
     returns_logprobs: bool = True
     """Engines return a log-probability with every token."""
     runs_engines_by_ray: bool = False

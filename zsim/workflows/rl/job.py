@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
-import numpy as np
-
-from zsim.arrays import Ints
 from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, IterationPricer, Speculation
 from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
 from zsim.engine.simulator import Simulator
@@ -17,6 +13,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.rl import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.adapters import base_model
 from zsim.workflows.rl.framework import (
     SINGLE_TENSOR_SECONDS,
     Offloads,
@@ -24,10 +21,10 @@ from zsim.workflows.rl.framework import (
     SyncRates,
     workflow_of,
 )
-from zsim.workflows.rl.packing import Fill, PackedBatch, batch_by_count, batch_padded, pack
+from zsim.workflows.rl.packing import PackedBatch, SampleBatching, batch_notes
 from zsim.workflows.rl.samples import Samples, check_size, draw_samples
 from zsim.workflows.rollout.engine import Engine, engine_of, tensor_all_reduce
-from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
+from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits, static_limits
 
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
@@ -74,7 +71,7 @@ class RlJob:
     engine: Engine
     enforces_eager: bool
     has_adapters: bool
-    """The engine computes with adapters beside the weights."""
+    """The trainer trains adapters."""
     max_staleness: float
     continues_rollouts: bool
     """Responses go on over updates."""
@@ -90,6 +87,27 @@ class RlJob:
         """Bytes of the cache on a GPU of the rollout."""
         local_blocks = self.limits.cache_blocks // self.model.layout.data
         return local_blocks * BLOCK_TOKENS * self.model.cache_bytes_per_token
+
+    @property
+    def serves_adapters(self) -> bool:
+        """The engine computes with adapters beside the weights."""
+        return self.has_adapters and not self.framework.merges_adapters
+
+    @property
+    def keeps_reference(self) -> bool:
+        """A reference model of its own stays on the GPUs. With adapters the actor without them is it."""
+        value = self.table.reference
+        is_resident = self.framework.keeps_reference if value is None else value == "resident"
+        return is_resident and self.has_reference and not self.has_adapters
+
+    @property
+    def rollout_batches(self) -> int:
+        """Batches that a replica without continuous batching generates one after the other, else 1."""
+        if not self.limits.has_static_batches:
+            return 1
+        return ceil(
+            self.started_prompts * self.table.samples_per_prompt / self.replicas / self.limits.max_num_seqs
+        )
 
     @property
     def is_colocated(self) -> bool:
@@ -154,7 +172,7 @@ class RlJob:
             launch_seconds=EAGER_KERNEL_SECONDS
             if self.enforces_eager or not self.engine.captures_prompts
             else self.cluster.host.seconds_per_launch,
-            has_adapters=self.has_adapters,
+            has_adapters=self.serves_adapters,
             speculation=Speculation(self.table.rollout.draft_tokens, self.table.rollout.acceptance or 0.0),
             all_reduce_seconds=tensor_all_reduce(self.cluster, self.model.layout.tensor),
         )
@@ -204,7 +222,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
             f"rl.mini_batch_samples: found {mini_batch:,}, fewer than the trainer's {replicas:,} replicas; "
             f"expected at least {replicas:,}"
         )
-    dealt = _Batching(table, framework, update_base, samples)
+    dealt = SampleBatching(table, framework, update_base, samples)
     update = dealt.batch(totals[:mini_batch])
     whole_pass = dealt.batch(totals, is_pass=True)
     has_adapters = experiment.training.lora is not None
@@ -216,7 +234,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
             f"rl.rollout.tensor: a replica has {layout.gpus} GPUs, and the rollout {rollout_gpus}; expected "
             "a divisor"
         )
-    model = served_model(update_base.model, layout)
+    model = served_model(base_model(update_base.model), layout)
     reference = _has_reference(table, framework)
     updates = table.epochs * (totals.size // mini_batch)
     recomputes = _recomputes_logprobs(table, framework, updates)
@@ -224,7 +242,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     sync = _sync(table, framework.syncs[transport])
     offloads = _offloads(table, framework)
     engine = _engine(table, framework)
-    limits = _limits(table, framework, cluster, model, engine)
+    limits = _limits(table, framework, cluster, model, engine, update_base)
     return RlJob(
         experiment,
         table,
@@ -251,95 +269,12 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         offloads,
         limits,
         engine,
-        _enforces_eager(table, framework, has_adapters),
+        _enforces_eager(table, framework, has_adapters and not framework.merges_adapters),
         has_adapters,
         _staleness(table),
         _continues_rollouts(table, framework),
-        (*notes, *_batch_notes(experiment, update, dealt), *update_base.notes),
+        (*notes, *batch_notes(experiment, update, dealt), *update_base.notes),
     )
-
-
-class _Batching:
-    """How samples become micro-batches of the trainer."""
-
-    def __init__(self, table: RlTable, framework: RlFramework, job: Job, samples: Samples) -> None:
-        self.kind = table.batching or framework.batching
-        self.size = job.training.micro_batch_size
-        self.max_tokens = table.micro_batch_tokens or job.training.micro_batch_tokens
-        self._pass_size = table.logprob_micro_batch_size or self.size
-        for name, size, size_key in (
-            ("micro_batch_tokens", self.size, "training.micro_batch_size"),
-            ("logprob_micro_batch_tokens", self._pass_size, "rl.logprob_micro_batch_size"),
-        ):
-            if (tokens := getattr(table, name)) and self.kind != "packed":
-                raise InputError(
-                    f"rl.{name}: found {tokens:,} with micro-batches of {size} samples; expected "
-                    f'rl.batching = "packed", or {size_key}'
-                )
-        if table.logprob_micro_batch_tokens and table.logprob_micro_batch_size:
-            raise InputError(
-                f"rl.logprob_micro_batch_tokens: found {table.logprob_micro_batch_tokens:,} beside "
-                f"rl.logprob_micro_batch_size {table.logprob_micro_batch_size:,}; expected one of them"
-            )
-        self._pass_tokens = table.logprob_micro_batch_tokens or (
-            self._pass_size * job.training.sequence_length
-            if table.logprob_micro_batch_size
-            else self.max_tokens
-        )
-        self._replicas = job.data_parallel_size
-        self.fill: Fill = framework.fill
-        if framework.pads_for_stages and job.parallelism.pipeline > 1:
-            self.fill = "padded"
-        observed = (table.environment.turns - 1) * table.environment.observation_tokens
-        cap = job.training.sequence_length
-        longest = {
-            "micro-batch": None,
-            "rollout": int(samples.totals.max()) + observed,
-            "sides": min(cap, int(samples.prompts.max() + samples.responses.max()) + observed),
-            "cap": cap,
-        }
-        self._longest = longest[framework.padding]
-
-    def batch(self, lengths: Ints, *, is_pass: bool = False) -> PackedBatch:
-        """The micro-batches of samples of `lengths` tokens, in an update or a pass without backward.
-
-        Those of a prompt are apart: they are shuffled (TRL f2cd5771 `shuffle_sequence_dict`, OpenRLHF
-        3c3be623 trainer/ray/ppo_actor.py) or dealt out by their length (verl `balance_batch`).
-        """
-        if self.kind == "packed":
-            tokens = self._pass_tokens if is_pass else self.max_tokens
-            return pack(lengths, self._replicas, tokens, self.fill)
-        size = self._pass_size if is_pass else self.size
-        lengths = np.random.default_rng(0).permutation(lengths)
-        if self.kind == "unpadded":
-            return batch_by_count(lengths, self._replicas, size)
-        return batch_padded(lengths, self._replicas, size, self._longest)
-
-
-def _batch_notes(experiment: Experiment, update: PackedBatch, dealt: _Batching) -> Iterator[str]:
-    """Notes on the micro-batches of an update, and on the keys of the trainer that do not count for them."""
-    plural = "" if update.micro_batches == 1 else "es"
-    count = f"an update is {update.micro_batches:,} micro-batch{plural} a replica of"
-    said = experiment.rl is not None and experiment.rl.micro_batch_tokens is not None
-    if dealt.kind == "packed":
-        mean = "as the stages pad them" if dealt.fill == "padded" else "on average"
-        key = "rl.micro_batch_tokens" if said else "training.sequence_length x training.micro_batch_size"
-        tokens = f"{update.tokens:,.0f} tokens {mean}"
-        yield f"samples are packed: {count} {tokens}, at most {dealt.max_tokens:,} ({key})"
-    elif dealt.kind == "unpadded":
-        yield f"{count} {dealt.size:,} samples without padding, {update.tokens:,.0f} tokens on average"
-    else:
-        yield f"{count} {dealt.size:,} samples, padded to {update.sample_tokens:,.0f} tokens"
-    for key in ("gradient_accumulation_steps", "global_batch_size"):
-        value = getattr(experiment.training, key)
-        is_same = key == "gradient_accumulation_steps" and value == update.micro_batches
-        if key in experiment.training.model_fields_set and value is not None and not is_same:
-            yield (
-                f"training.{key} = {value:,} does not count: the samples of an "
-                "update are rl.mini_batch_samples"
-            )
-    if "lengths" in experiment.training.model_fields_set and experiment.training.lengths is not None:
-        yield "training.lengths do not count: samples are those of rl.lengths"
 
 
 def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> Job:
@@ -558,10 +493,19 @@ def _engine(table: RlTable, framework: RlFramework) -> Engine:
 
 
 def _limits(
-    table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel, engine: Engine
+    table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel, engine: Engine, trainer: Job
 ) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of its memory."""
     rollout = table.rollout
+    if engine.has_static_batches:
+        for name in ("gpu_memory_utilization", "max_num_batched_tokens"):
+            if (value := getattr(rollout, name)) is not None:
+                raise InputError(
+                    f"rl.rollout.{name}: found {value:,} with {framework.name}, whose cache is as large as a "
+                    "batch needs; expected none, or max_num_seqs"
+                )
+        size = rollout.max_num_seqs or trainer.training.micro_batch_size * rollout.tensor
+        return static_limits(size, trainer.training.sequence_length)
     return engine_limits(
         model,
         cluster.gpu,
@@ -573,12 +517,12 @@ def _limits(
     )
 
 
-def _enforces_eager(table: RlTable, framework: RlFramework, has_adapters: bool) -> bool:
+def _enforces_eager(table: RlTable, framework: RlFramework, serves_adapters: bool) -> bool:
     """Engines with adapters that change at every step run without CUDA graphs, unless the user says
     otherwise."""
     if table.rollout.enforce_eager is not None:
         return table.rollout.enforce_eager
-    return framework.enforces_eager or has_adapters
+    return framework.enforces_eager or serves_adapters
 
 
 def _continues_rollouts(table: RlTable, framework: RlFramework) -> bool:

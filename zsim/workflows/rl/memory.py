@@ -9,10 +9,11 @@ is page-locked memory of the host, and so are the weights of an engine that slee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 
+from zsim.plan.memory.capacity import usable_bytes
 from zsim.plan.ops import MODEL_STATES
 from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
@@ -38,41 +39,47 @@ class PhaseMemory:
 
 def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     """The fullest GPU of each phase. Passes without backward are one where their micro-batches are not those
-    of an update, whose peak is above theirs otherwise."""
+    of an update, whose peak is above theirs otherwise. Training is the actor's update or the critic's, beside
+    the states of the other that stay."""
     update = {name: int(size) for name, size in times.update.report.peaks["gpu"].at_total.items()}
     states = {name: update.get(name, 0) for name in MODEL_STATES}
-    passes = dict(times.pass_peak)
+    others = {
+        "critic": sum(_kept(job, times.critic_peak).values()),
+        "reward": times.reward_peak.get("parameters", 0),
+        "reference": _shard_bytes(job, states["parameters"]) if job.keeps_reference else 0,
+    }
+    others = {name: size for name, size in others.items() if size}
+    passes = {**times.pass_peak, **others}
     if job.offloads.optimizer:
         passes.pop("optimizer_states", None)
-    if reference := _reference_bytes(job, states["parameters"]):
-        update["reference"] = states["reference"] = passes["reference"] = reference
+    actor = {"actor": sum(_kept(job, states).values())}
+    critic = {**times.critic_peak, **actor, **{n: size for n, size in others.items() if n != "critic"}}
+    update = max(({**update, **others}, critic), key=lambda sizes: sum(sizes.values()))
     engine = {
-        "rollout_weights": job.model.weight_bytes,
+        "rollout_weights": _rollout_weights(job, states["parameters"]),
         "kv_cache": job.cache_bytes,
         "engine": ENGINE_OVERHEAD,
     }
     sleeping = engine if job.offloads.sleep_level == 0 else {"engine": ENGINE_OVERHEAD}
-    own_passes = {}
-    if _pass_keys(job):
-        engine_rest = sleeping if job.is_colocated else {}
-        own_passes = {_pass_phase(job): PhaseMemory({**passes, **engine_rest})}
+    if job.limits.has_static_batches:  # the gathered weights are let go, and the workspace stays
+        sleeping = {**sleeping, "rollout_weights": 0}
+    engine_rest = sleeping if job.is_colocated else {}
+    own_passes = {_pass_phase(job): PhaseMemory({**passes, **engine_rest})} if _pass_keys(job) else {}
+    training = PhaseMemory({**update, **engine_rest})
     if not job.is_colocated:
         bucket = {"bucket": int(2 * job.sync.bucket_bytes)}
+        weight_sync = PhaseMemory({**states, **others, **bucket})
         return {
-            "rollout": PhaseMemory(engine),
-            **own_passes,
-            "training": PhaseMemory(update),
-            "weight_sync": PhaseMemory({**states, **bucket}),
-        }
-    remnant = _remnant(job, states)
-    weights = {"parameters": states["parameters"], "rollout_weights": job.model.weight_bytes}
+            "rollout": PhaseMemory(engine), **own_passes, "training": training, "weight_sync": weight_sync,
+        }  # fmt: skip
+    remnant = {**_kept(job, states), **others}
+    weights = {"parameters": states["parameters"], "rollout_weights": engine["rollout_weights"]}
+    bucket = {"bucket": int(job.sync.bucket_bytes), "engine": ENGINE_OVERHEAD}
     return {
         "rollout": PhaseMemory({**remnant, **engine}),
         **own_passes,
-        "training": PhaseMemory({**update, **sleeping}),
-        "weight_sync": PhaseMemory(
-            {**remnant, **weights, "bucket": int(job.sync.bucket_bytes), "engine": ENGINE_OVERHEAD}
-        ),
+        "training": training,
+        "weight_sync": PhaseMemory({**remnant, **weights, **bucket}),
     }
 
 
@@ -82,11 +89,13 @@ def host_memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory
     peaks = times.update.report.peaks
     gpu, ranks = peaks["gpu"].at_total, min(job.training_gpus, job.cluster.gpus_per_node)
     trainer = {name: int(size) for name, size in peaks["host"].at_total.items() if size}
-    if job.has_reference and job.table.reference != "resident" and not job.has_adapters:
+    if job.has_reference and not job.keeps_reference and not job.has_adapters:
         trainer["reference"] = ranks * _shard_bytes(job, int(gpu.get("parameters", 0)))
     offloads = job.offloads
     states = ("optimizer_states",) * offloads.optimizer, ("parameters",) * offloads.parameters
     optimizer, parameters = ({name: ranks * int(gpu.get(name, 0)) for name in names} for names in states)
+    if critic := ranks * sum(times.critic_peak.get(name, 0) for names in states for name in names):
+        trainer["critic"] = critic
     asleep = {"rollout_weights": ranks * job.model.weight_bytes} if offloads.sleep_level == 1 else {}
     own_passes = {_pass_phase(job): PhaseMemory(_sum(trainer, optimizer, asleep))} if _pass_keys(job) else {}
     return {
@@ -115,24 +124,18 @@ def _sum(*tables: Mapping[str, int]) -> dict[str, int]:
     return dict(total)
 
 
-def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
-    """The trainer's states that stay on the GPU during the rollout."""
-    kept: dict[str, int] = {}
-    if not job.offloads.parameters:
-        kept |= {name: states[name] for name in ("parameters", "gradients")}
-    if not job.offloads.optimizer:
-        kept["optimizer_states"] = states["optimizer_states"]
-    if "reference" in states:
-        kept["reference"] = states["reference"]
-    return kept
+def _kept(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
+    """The states of a trainer that stay on the GPU while others work."""
+    names = ("parameters", "gradients") * (not job.offloads.parameters)
+    names += ("optimizer_states",) * (not job.offloads.optimizer)
+    return {name: states.get(name, 0) for name in names}
 
 
-def _reference_bytes(job: RlJob, shard_bytes: int) -> int:
-    """A GPU's shard of a reference model that stays there. With adapters the actor without them is the
-    reference."""
-    if job.table.reference != "resident" or not job.has_reference or job.has_adapters:
-        return 0
-    return _shard_bytes(job, shard_bytes)
+def _rollout_weights(job: RlJob, shard_bytes: int) -> int:
+    """A GPU's weights of an engine beside the trainer's, which a hybrid engine has itself unless they are
+    shards."""
+    is_whole = shard_bytes >= parameter_bytes(job.update_job) * job.update_job.model.numel
+    return 0 if job.limits.has_static_batches and is_whole else job.model.weight_bytes
 
 
 def _shard_bytes(job: RlJob, shard_bytes: int) -> int:
@@ -147,49 +150,37 @@ def engine_bytes(phase: PhaseMemory) -> int:
     return sum(phase.by_category.get(name, 0) for name in ENGINE)
 
 
-def remedies(job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int) -> list[str]:
-    """Sentences that name the keys with which each phase fits into `capacity` bytes that does not."""
-    sentences = []
+def remedies(
+    job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int, *, is_host: bool = False
+) -> Iterator[str]:
+    """Sentences that name the keys with which each phase fits into `capacity` bytes, of a GPU or of a node's
+    host, that does not."""
+    room, switches_of = "a GPU can use", _switches
+    if is_host:
+        room, switches_of = "the host of a node has", _host_switches
     for name, phase in phases.items():
-        missing = phase.total - capacity
-        if missing > 0:
-            switches = _switches(job, name, phase, capacity)
-            sentences.append(
-                f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than a GPU can use: "
-                f"{', or '.join(switches)}"
-            )
-    return sentences
+        if (missing := phase.total - capacity) > 0:
+            switches = ", or ".join(switches_of(job, name, phase))
+            yield f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than {room}: {switches}"
 
 
-def host_remedies(job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int) -> list[str]:
-    """Sentences that name the keys with which a node's host has room in each phase in which it has none."""
-    sentences = []
-    for name, phase in phases.items():
-        missing, kept = phase.total - capacity, phase.by_category
-        if missing > 0:
-            switches = [
-                words
-                for words, is_there in (
-                    ('rl.reference = "resident"', kept.get("reference")),
-                    ("rl.offload.sleep_level = 2", kept.get("rollout_weights")),
-                    ("rl.offload.optimizer = false", name != "training" and job.offloads.optimizer),
-                    ("rl.offload.parameters = false", name == "rollout" and job.offloads.parameters),
-                )
-                if is_there
-            ]
-            sentences.append(
-                f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than the host of a node has: "
-                f"{', or '.join(switches) or 'more nodes'}"
-            )
-    return sentences
+def _host_switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
+    kept = phase.by_category
+    switches = {
+        'rl.reference = "resident"': kept.get("reference"),
+        "rl.offload.sleep_level = 2": kept.get("rollout_weights"),
+        "rl.offload.optimizer = false": name != "training" and job.offloads.optimizer,
+        "rl.offload.parameters = false": name == "rollout" and job.offloads.parameters,
+    }
+    return [words for words, is_there in switches.items() if is_there] or ["more nodes"]
 
 
-def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[str]:
+def _switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
     kept = phase.by_category
     switches = []
     if name == "rollout":
-        room = capacity - sum(kept.get(state, 0) for state in MODEL_STATES)
-        share = room / job.cluster.gpu.memory.capacity
+        capacity, remnant = job.cluster.gpu.memory.capacity, phase.total - engine_bytes(phase)
+        share = 1 - remnant / usable_bytes(job.cluster) - kept.get("engine", 0) / capacity
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
     if kept.get("reference"):

@@ -8,14 +8,23 @@ each a number of samples, with padding or without.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapreplace
 from math import ceil
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from zsim.arrays import Ints
+from zsim.errors import InputError
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.rl import RlTable
+from zsim.specs.experiment.tables import Experiment
+from zsim.workflows.rl.samples import Samples
+
+if TYPE_CHECKING:
+    from zsim.workflows.rl.framework import RlFramework
 
 Fill = Literal["first-fit", "padded", "even"]
 """How samples fill packed micro-batches, see `pack`."""
@@ -97,6 +106,89 @@ def _slots(lengths: Ints, replicas: int, size: int) -> Ints:
     slots = np.zeros(replicas * count * size, dtype=lengths.dtype)
     slots[: len(lengths)] = lengths
     return slots.reshape(replicas, count, size)
+
+
+class SampleBatching:
+    """How samples become micro-batches of the trainer."""
+
+    def __init__(self, table: RlTable, framework: RlFramework, job: Job, samples: Samples) -> None:
+        self.kind = table.batching or framework.batching
+        self.size = job.training.micro_batch_size
+        self.max_tokens = table.micro_batch_tokens or job.training.micro_batch_tokens
+        self._pass_size = table.logprob_micro_batch_size or self.size
+        for name, size, size_key in (
+            ("micro_batch_tokens", self.size, "training.micro_batch_size"),
+            ("logprob_micro_batch_tokens", self._pass_size, "rl.logprob_micro_batch_size"),
+        ):
+            if (tokens := getattr(table, name)) and self.kind != "packed":
+                raise InputError(
+                    f"rl.{name}: found {tokens:,} with micro-batches of {size} samples; expected "
+                    f'rl.batching = "packed", or {size_key}'
+                )
+        if table.logprob_micro_batch_tokens and table.logprob_micro_batch_size:
+            raise InputError(
+                f"rl.logprob_micro_batch_tokens: found {table.logprob_micro_batch_tokens:,} beside "
+                f"rl.logprob_micro_batch_size {table.logprob_micro_batch_size:,}; expected one of them"
+            )
+        self._pass_tokens = table.logprob_micro_batch_tokens or (
+            self._pass_size * job.training.sequence_length
+            if table.logprob_micro_batch_size
+            else self.max_tokens
+        )
+        self._replicas = job.data_parallel_size
+        self.fill: Fill = framework.fill
+        if framework.pads_for_stages and job.parallelism.pipeline > 1:
+            self.fill = "padded"
+        observed = (table.environment.turns - 1) * table.environment.observation_tokens
+        cap = job.training.sequence_length
+        longest = {
+            "micro-batch": None,
+            "rollout": int(samples.totals.max()) + observed,
+            "sides": min(cap, int(samples.prompts.max() + samples.responses.max()) + observed),
+            "cap": cap,
+        }
+        self._longest = longest[framework.padding]
+
+    def batch(self, lengths: Ints, *, is_pass: bool = False) -> PackedBatch:
+        """The micro-batches of samples of `lengths` tokens, in an update or a pass without backward.
+
+        Those of a prompt are apart: they are shuffled (TRL f2cd5771 `shuffle_sequence_dict`, OpenRLHF
+        3c3be623 trainer/ray/ppo_actor.py) or dealt out by their length (verl `balance_batch`).
+        """
+        if self.kind == "packed":
+            tokens = self._pass_tokens if is_pass else self.max_tokens
+            return pack(lengths, self._replicas, tokens, self.fill)
+        size = self._pass_size if is_pass else self.size
+        lengths = np.random.default_rng(0).permutation(lengths)
+        if self.kind == "unpadded":
+            return batch_by_count(lengths, self._replicas, size)
+        return batch_padded(lengths, self._replicas, size, self._longest)
+
+
+def batch_notes(experiment: Experiment, update: PackedBatch, dealt: SampleBatching) -> Iterator[str]:
+    """Notes on the micro-batches of an update, and on the keys of the trainer that do not count for them."""
+    plural = "" if update.micro_batches == 1 else "es"
+    count = f"an update is {update.micro_batches:,} micro-batch{plural} a replica of"
+    said = experiment.rl is not None and experiment.rl.micro_batch_tokens is not None
+    if dealt.kind == "packed":
+        mean = "as the stages pad them" if dealt.fill == "padded" else "on average"
+        key = "rl.micro_batch_tokens" if said else "training.sequence_length x training.micro_batch_size"
+        tokens = f"{update.tokens:,.0f} tokens {mean}"
+        yield f"samples are packed: {count} {tokens}, at most {dealt.max_tokens:,} ({key})"
+    elif dealt.kind == "unpadded":
+        yield f"{count} {dealt.size:,} samples without padding, {update.tokens:,.0f} tokens on average"
+    else:
+        yield f"{count} {dealt.size:,} samples, padded to {update.sample_tokens:,.0f} tokens"
+    for key in ("gradient_accumulation_steps", "global_batch_size"):
+        value = getattr(experiment.training, key)
+        is_same = key == "gradient_accumulation_steps" and value == update.micro_batches
+        if key in experiment.training.model_fields_set and value is not None and not is_same:
+            yield (
+                f"training.{key} = {value:,} does not count: the samples of an "
+                "update are rl.mini_batch_samples"
+            )
+    if "lengths" in experiment.training.model_fields_set and experiment.training.lengths is not None:
+        yield "training.lengths do not count: samples are those of rl.lengths"
 
 
 class _MicroBatches:

@@ -57,6 +57,10 @@ class PhaseTimes:
     pass_peak: Mapping[str, int]
     """Bytes of the fullest GPU by category at the peak of the actor's pass without backward. Empty without
     passes."""
+    critic_peak: Mapping[str, int]
+    """The same of the critic's update."""
+    reward_peak: Mapping[str, int]
+    """The same of the reward model's pass."""
 
     @property
     def training_side(self) -> float:
@@ -70,7 +74,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     report = report_of_step(step, 0.0)
     update = Result(job.update_job, step, report)
     forward = reference = 0.0
-    pass_peak = dict[str, int]()
+    pass_peak, critic_peak, reward_peak = dict[str, int](), dict[str, int](), dict[str, int]()
     if job.passes:
         whole_pass = _pass(job, job.update_job, simulator)
         forward = reference = whole_pass.seconds
@@ -82,27 +86,31 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     if job.critic_job is not None:
         values = _pass(job, job.critic_job, simulator).seconds
         critic = simulate_step(job.critic_job, simulate=simulator.outcome, seconds_only=True)
-        critic_updates = job.updates * critic.seconds
+        critic_updates, critic_peak = job.updates * critic.seconds, _peak_of(critic)
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
     extra = {name: job.chunks * seconds for name, seconds in rates.phases.items()}  # of every call
-    reload = reload_seconds(job, update)
+    reload = reload_seconds(job, update.report.peaks["gpu"].by_category)
+    critic_reload = reload_seconds(job, critic_peak)
     # A reference without adapters is a model of its own, which verl leaves where it is.
     reference_reload = reload if job.has_adapters else 0.0
     reward = reward_seconds(job)
     if job.reward_job is not None:
-        reward += simulate_step(job.reward_job, simulate=simulator.outcome, seconds_only=True).seconds
+        scoring = simulate_step(job.reward_job, simulate=simulator.outcome, seconds_only=True)
+        reward, reward_peak = reward + scoring.seconds, _peak_of(scoring)
     return PhaseTimes(
         update,
-        job.updates * step.seconds + critic_updates + reload + extra.get("training", 0.0),
+        job.updates * step.seconds + critic_updates + reload + critic_reload + extra.get("training", 0.0),
         forward + reload + extra.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
         reference + reference_reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
-        values + extra.get("values", 0.0) if values else 0.0,
+        values + critic_reload + extra.get("values", 0.0) if values else 0.0,
         reward,
         sync_seconds(job),
-        offload_seconds(job, update),
+        offload_seconds(job, update, critic_peak),
         job.chunks * rates.seconds + rates.seconds_per_million_tokens * tokens,
         pass_peak,
+        critic_peak,
+        reward_peak,
     )
 
 
@@ -118,12 +126,12 @@ def _peak_of(step: SimulatedStep) -> dict[str, int]:
     return {**bytes_at_peak(plan), "framework": framework_memory(step.job, plan).bytes}
 
 
-def reload_seconds(job: RlJob, update: Result) -> float:
+def reload_seconds(job: RlJob, states: Mapping[str, int]) -> float:
     """Seconds that offloaded parameters take to the GPUs before a pass of the trainer and back behind it,
     where the framework moves them for each."""
     if not job.offloads.parameters:
         return 0.0
-    return 2 * update.report.peaks["gpu"].by_category.get("parameters", 0) / job.framework.reload_bandwidth
+    return 2 * states.get("parameters", 0) / job.framework.reload_bandwidth
 
 
 def reward_seconds(job: RlJob) -> float:
@@ -135,7 +143,7 @@ def reward_seconds(job: RlJob) -> float:
 
 
 def sync_seconds(job: RlJob) -> float:
-    """Seconds until the engines have new weights.
+    """Seconds until the engines have new weights, of each batch where a hybrid engine gathers them.
 
     The calls for every parameter, and the slower of the way to the engines and of their copies. From shard to
     shard a GPU of an engine gets what it keeps.
@@ -154,7 +162,8 @@ def sync_seconds(job: RlJob) -> float:
     elif job.transport == "reshard":
         copied = RESHARD_EXCESS * num_bytes / job.model.layout.gpus
         path = copied / nic
-    return (rates.seconds + calls + max(path, copied / rates.bytes_per_second)) / job.table.sync.every
+    seconds = rates.seconds + calls + max(path, copied / rates.bytes_per_second)
+    return job.rollout_batches * seconds / job.table.sync.every
 
 
 def broadcast_bandwidth(job: RlJob) -> float:
@@ -223,16 +232,15 @@ def _gather_seconds(job: RlJob, num_bytes: float, bucket_bytes: float) -> float:
     return seconds * num_bytes / size
 
 
-def offload_seconds(job: RlJob, update: Result) -> float:
-    """Seconds that a colocated job's states take to the host and back, and the engine's sleep and wake."""
+def offload_seconds(job: RlJob, update: Result, critic: Mapping[str, int]) -> float:
+    """Seconds that a colocated job's states, the critic's among them, take to the host and back, and the
+    engine's sleep and wake."""
     if not job.is_colocated:
         return 0.0
-    peak = update.report.peaks["gpu"].by_category
-    moved = 0
-    if job.offloads.optimizer:
-        moved += peak.get("optimizer_states", 0)
-    if job.offloads.parameters:
-        moved += peak.get("parameters", 0) + peak.get("gradients", 0)
+    actor = update.report.peaks["gpu"].by_category
+    names = ("optimizer_states",) * job.offloads.optimizer
+    names += ("parameters", "gradients") * job.offloads.parameters
+    moved = sum(states.get(name, 0) for states in (actor, critic) for name in names)
     seconds = 2 * moved / job.cluster.copy_bandwidth
     if job.offloads.sleep_level:
         engine_bytes = job.model.weight_bytes + job.cache_bytes

@@ -29,7 +29,6 @@ from zsim.workflows.rl.memory import (
     PhaseMemory,
     engine_bytes,
     host_memory_by_phase,
-    host_remedies,
     memory_by_phase,
     remedies,
 )
@@ -140,6 +139,14 @@ class RlResult(Displayable):
         """Usable bytes of a GPU."""
         return usable_bytes(self.job.cluster)
 
+    def phase_capacity_bytes(self, name: str) -> int:
+        """The same in a phase. In the rollout torch's allocator has its margin beside the engine alone, which
+        takes what it was told and no more."""
+        if name != "rollout":
+            return self.capacity_bytes
+        engine, capacity = engine_bytes(self.memory["rollout"]), self.job.cluster.gpu.memory.capacity
+        return round(engine + (capacity - engine) * self.capacity_bytes / capacity)
+
     @property
     def host_capacity_bytes(self) -> int:
         """Bytes of a node's host."""
@@ -175,17 +182,22 @@ class RlResult(Displayable):
         trainer's errors, and the room that the engine leaves.
         """
         phase = self.memory["rollout"]
-        engine = engine_bytes(phase)
-        room, remnant = self.capacity_bytes - engine, phase.total - engine
+        engine, capacity = engine_bytes(phase), self.phase_capacity_bytes("rollout")
+        room, remnant = capacity - engine, phase.total - engine
         if room <= 0 or not remnant:
-            return verdict_of(phase.total / self.capacity_bytes, "", errors=_CERTAIN)
+            return verdict_of(phase.total / capacity, "", errors=_CERTAIN)
         exact = state_bytes(phase.by_category) / room
         return verdict_of(remnant / room, framework, exact=exact, is_mixture=is_mixture)
 
     @property
+    def _fullest_phase(self) -> str:
+        """The phase that is least likely to fit."""
+        return min(self.verdicts, key=lambda name: self.verdicts[name].probability)
+
+    @property
     def verdict(self) -> Verdict:
         """The verdict on the phase that is least likely to fit."""
-        return min(self.verdicts.values(), key=lambda verdict: verdict.probability)
+        return self.verdicts[self._fullest_phase]
 
     @property
     def fits(self) -> bool:
@@ -196,8 +208,12 @@ class RlResult(Displayable):
     def remedies(self) -> list[str]:
         """Sentences that name the keys with which the phases fit that do not."""
         return [
-            *remedies(self.job, self.memory, self.capacity_bytes),
-            *host_remedies(self.job, self.host_memory, self.host_capacity_bytes),
+            *(
+                sentence
+                for name, phase in self.memory.items()
+                for sentence in remedies(self.job, {name: phase}, self.phase_capacity_bytes(name))
+            ),
+            *remedies(self.job, self.host_memory, self.host_capacity_bytes, is_host=True),
         ]
 
     @property
@@ -302,8 +318,8 @@ class RlResult(Displayable):
     def brief_lines(self) -> Iterator[str]:
         """Whether it fits, its step with the range of 80 %, and what 1,000 steps take."""
         job, verdict = self.job, self.verdict
-        name = min(self.verdicts, key=lambda phase: self.verdicts[phase].probability)
-        used = f"{format_bytes(self.memory[name].total)} of {format_bytes(self.capacity_bytes)}"
+        name = self._fullest_phase
+        used = f"{format_bytes(self.memory[name].total)} of {format_bytes(self.phase_capacity_bytes(name))}"
         gpu_hours = _THOUSAND * self.step.seconds * job.total_gpus / 3600
         for text in (
             f"{verdict.word.upper()}  {used} in {name.replace('_', ' ')}, {verdict.odds}: {self.headline()}",
@@ -357,11 +373,9 @@ class RlResult(Displayable):
             for phase_verdict in [self.verdicts[name]]
         ]
         yield from table(named_columns("Memory", "a GPU", "a node's host", "verdict", "it fits"), rows)
-        verdict = self.verdict
-        yield from paragraph(
-            f"{verdict.word.upper()}: a GPU has {format_bytes(self.capacity_bytes)} that can be used, "
-            f"{verdict.chance}."
-        )
+        verdict, name = self.verdict, self._fullest_phase
+        room = f"{format_bytes(self.phase_capacity_bytes(name))} that can be used in {name.replace('_', ' ')}"
+        yield from paragraph(f"{verdict.word.upper()}: a GPU has {room}, {verdict.chance}.")
         report = self.times.update.report
         if report.out_of_memory is not None and self.memory["training"].total <= self.capacity_bytes:
             yield from paragraph(f"{missing_memory(report.out_of_memory, job.experiment.strategy.kind)}.")

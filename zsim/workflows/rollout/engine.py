@@ -27,6 +27,8 @@ class Engine:
     """The same under a loop of reinforcement learning that asks for a log-probability with every token."""
     reserves_responses: bool = False
     """See [Note: reserved answers] of `zsim.workflows.rollout.replica`."""
+    has_static_batches: bool = False
+    """The trainer's own weights generate, a batch as large as a micro-batch of each rank after the other."""
     captures_prompts: bool = True
     """CUDA graphs of the parts between attention serve iterations with prompts too."""
 
@@ -38,7 +40,7 @@ fitted to six steps of NeMo-RL v0.5 on H100 (8B, 30B-A3B and 32B, colocated and 
 `logprobs=0`, nemo_rl/models/generation/vllm/vllm_worker.py), whose mean error is 5 %. One text alone is a
 call of 5 to 20 us (vllm-project/vllm pull request 54050)."""
 _LOOP = HostRates(1e-3, _LOOP_SECONDS, is_overlapped=True)
-"""Those of SGLang and TensorRT-LLM are assumed to take as long as vLLM's."""
+"""TensorRT-LLM's is assumed to take as long as vLLM's."""
 _GENERATE = HostRates(3e-3, 0.0, is_overlapped=False)
 """Assumed: transformers' `generate` takes 3 ms for a token."""
 
@@ -46,12 +48,14 @@ ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
         Engine("vllm", 1024, 8192, _SERVED, _LOOP),
-        Engine("sglang", 1024, 8192, _SERVED, _LOOP),
+        Engine("sglang", 1024, 8192, _SERVED, _SERVED),
         Engine("trtllm", 2048, 8192, _SERVED, _LOOP, reserves_responses=True, captures_prompts=False),
-        Engine("generate", 1024, 32768, _GENERATE, _GENERATE),
+        Engine("generate", 1024, 32768, _GENERATE, _GENERATE, has_static_batches=True),
     )
 }  # fmt: skip
-"""TensorRT-LLM's graphs are of pure decoding unless `torch_compile_config` asks for parts (03e27c7d
+"""SGLang's scheduler appends a log-probability to a list of its request, and hands texts over to a process of
+their own every 50 tokens (0.4.6 `srt/managers/scheduler_output_processor_mixin.py`, without streaming).
+TensorRT-LLM's graphs are of pure decoding unless `torch_compile_config` asks for parts (03e27c7d
 `llmapi/llm_args.py`)."""
 VLLM_OVERLAPS = (0, 14)
 """The release of vLLM from which an iteration is scheduled while the one before it runs, by default

@@ -33,11 +33,20 @@ class EngineLimits:
     prefix_caching: bool = True
     reserves_responses: bool = False
     """A request starts only when all blocks of its answer are free, so that none is ever preempted."""
+    has_static_batches: bool = False
+    """Requests start only when all that ran before have ended."""
 
 
 def blocks_for(tokens: int) -> int:
     """Blocks that hold `tokens` tokens."""
     return -(-tokens // BLOCK_TOKENS)
+
+
+def static_limits(sequences: int, sequence_length: int) -> EngineLimits:
+    """The bounds of batches of `sequences` that start together, with room for the longest of each in the
+    cache (DeepSpeed edaa7221 csrc/transformer/inference/includes/inference_context.h `GenWorkSpace`)."""
+    blocks = sequences * blocks_for(sequence_length)
+    return EngineLimits(sequences, sequences * sequence_length, blocks, False, has_static_batches=True)
 
 
 def engine_limits(

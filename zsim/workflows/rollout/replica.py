@@ -201,6 +201,8 @@ class Replica:
         """The chunks of the next iteration. Their requests have slots from then on."""
         budget = self.limits.max_num_batched_tokens - len(self._decoding)
         chunks: list[tuple[SampleRequest, PromptChunk]] = []
+        if self.limits.has_static_batches and len(self._decoding):
+            return chunks
         if self._partial is not None:
             chunks.append(_next_chunk(self._partial, budget))
             budget -= chunks[-1][1].new_tokens
