@@ -36,6 +36,8 @@ def stored(found: Job) -> str:
         ({}, True),
         ({"lora": {"preparation": "none"}}, False),
         ({"cross_entropy": "unsloth"}, False),
+        ({"liger": True}, False),
+        ({"liger": True, "lora": {"preparation": "peft"}}, True),
         ({"frozen_dtype": "bf16"}, False),
         ({"stored_dtype": "bf16"}, False),
         ({"strategy": "fsdp2"}, False),
