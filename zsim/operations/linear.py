@@ -7,11 +7,11 @@ one kernel with it only below 1,536 tokens) and again before the product of the 
 What it reads is cast to 16 bits, what it makes to the type of that (nn/modules.py `Linear4bit.forward`), and
 PEFT copies it (0.21.2 tuners/lora/bnb.py `Linear4bit.forward`).
 
-Its thread looks every element up in a table in memory (csrc/kernels.cu `kDequantizeBlockwise`). Before 0.48
-a tree of branches was in the table's place, 1.36 to 2.07 times as slow on A100 and H100 at all sizes, and no
-slower for large matrices on GPUs of less bandwidth (pull requests 1746, 1747), of which this is the geometric
-mean. 4,096 x 14,336 take 0.66 ms so on A100. A profile has 30 to 50 % of a product of 2,048 rows, about 1.1
-ms, on A800 PCIe (issue 1319).
+Before 0.48 its threads go through a tree of branches for every element (csrc/kernels.cu `dDequantizeNF4`),
+and since then they look it up. A profile has the kernel at 30 % or more of a product of 2,048 rows with 4,096 x
+14,336 on A800 PCIe (issue 1319), about 1.05 ms: 5.4 ps an element, 105 operations at the peak of fp32. That
+bounds it on A100, H100 and T4, and on A10, L4 and RTX 4090 the memory does, where the table is no faster for
+large matrices (pull requests 1746 and 1747).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zsim.operations.tensors import ModuleTensors, Sizes
 FP8_ALIGNMENT = 16  # of the dimensions of a product
 _BLOCK, _SCALE_BLOCK = 64, 256  # elements of a block with a scale, scales of a block with a scale of its own
 _FP32, _LOW = 4, 2  # bytes of an element
-_BRANCHES = 1.68  # time of an element from a tree of branches, over one from a table
+_BRANCHES = 105  # operations of an element that comes of a tree of branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,10 +377,9 @@ def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
     if weight is None:
         return ()
     numel, scales = weight.numel, -(-weight.numel // _BLOCK)
-    product = replace(
-        elementwise(numel / 2 + _FP32 * scales + numel * options.activation_bytes, "fp32"),
-        indexed_elements=round(numel * (_BRANCHES if options.branches_on_4_bits else 1)),
-    )
+    product = elementwise(numel / 2 + _FP32 * scales + numel * options.activation_bytes, "fp32")
+    if options.branches_on_4_bits:
+        product = replace(product, flops=float(_BRANCHES * numel))
     if weight.stored_dtype != "nf4":
         return (product,)
     scale_bytes = scales + _FP32 * -(-scales // _SCALE_BLOCK) + _FP32 * scales
