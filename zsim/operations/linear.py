@@ -6,11 +6,9 @@ one kernel with it only below 1,536 tokens) and again before the product of the 
 (autograd/_functions.py `MatMul4Bit.backward`). Quantised scales are dequantised first, and their mean added.
 What it reads is cast to 16 bits, what it makes to the type of that (nn/modules.py `Linear4bit.forward`), and
 PEFT copies it (0.21.2 tuners/lora/bnb.py `Linear4bit.forward`).
-
-Before 0.48 its threads go through a tree of branches for every element (csrc/kernels.cu `dDequantizeNF4`),
-and since then they look it up. A profile has the kernel at 30 % or more of a product of 2,048 rows with 4,096 x
-14,336 on A800 PCIe (issue 1319), about 1.05 ms: 5.4 ps an element, 105 operations at the peak of fp32. That
-bounds it on A100, H100 and T4, and on A10, L4 and RTX 4090 the memory does, where the table is no faster for
+Before 0.48 a tree of branches makes every element (csrc/kernels.cu `dDequantizeNF4`): 5.4 ps on A800 PCIe,
+105 operations at the peak of fp32, by a profile that has 30 % and more of a product of 2,048 rows with 4,096
+x 14,336 (issue 1319). The memory bounds it on A10, L4 and RTX 4090, where what came after is no faster for
 large matrices (pull requests 1746 and 1747).
 """
 
@@ -377,9 +375,9 @@ def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
     if weight is None:
         return ()
     numel, scales = weight.numel, -(-weight.numel // _BLOCK)
-    product = elementwise(numel / 2 + _FP32 * scales + numel * options.activation_bytes, "fp32")
-    if options.branches_on_4_bits:
-        product = replace(product, flops=float(_BRANCHES * numel))
+    moved_bytes = numel / 2 + _FP32 * scales + numel * options.activation_bytes
+    operations = float(_BRANCHES * numel) if options.branches_on_4_bits else 0.0
+    product = Kernel("elementwise", operations, moved_bytes, "fp32")
     if weight.stored_dtype != "nf4":
         return (product,)
     scale_bytes = scales + _FP32 * -(-scales // _SCALE_BLOCK) + _FP32 * scales
