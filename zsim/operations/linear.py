@@ -368,16 +368,13 @@ def _is_int8(module: Module) -> bool:
 
 
 def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
-    """The kernels that make 16-bit weights of 4-bit ones. () for other weights. See [Note: 4-bit
-    products].
-    """
+    """The kernels that make 16-bit weights of 4-bit ones, () for others. See [Note: 4-bit products]."""
     weight = next((parameter for parameter in module.parameters if parameter.is_packed), None)
     if weight is None:
         return ()
     numel, scales = weight.numel, -(-weight.numel // _BLOCK)
-    moved_bytes = numel / 2 + _FP32 * scales + numel * options.activation_bytes
-    operations = float(_BRANCHES * numel) if options.branches_on_4_bits else 0.0
-    product = Kernel("elementwise", operations, moved_bytes, "fp32")
+    product = elementwise(numel / 2 + _FP32 * scales + numel * options.activation_bytes, "fp32")
+    product = replace(product, flops=float(_BRANCHES * numel * options.branches_on_4_bits))
     if weight.stored_dtype != "nf4":
         return (product,)
     scale_bytes = scales + _FP32 * -(-scales // _SCALE_BLOCK) + _FP32 * scales
