@@ -147,8 +147,8 @@ def occupied_fraction(heads: int, length: int, mean: float, sm_count: int, block
     below. At the end SMs wait for the last block, at most for one of the longest (Graham 1969, "Bounds on
     multiprocessing timing anomalies"). L: `limit` of blocks, which take equally long then and run in rounds.
     """
-    parts, limit = ceil(length / blocks.rows), blocks.limit
-    work = mean * heads * (parts if limit is None else max(1, min(parts, limit // heads))) / sm_count
+    splits, limit = ceil(length / blocks.rows), blocks.limit
+    work = mean * heads * (splits if limit is None else max(1, min(splits, limit // heads))) / sm_count
     return work / (max(1.0, work + blocks.tail) if limit is None else ceil(work))
 
 
