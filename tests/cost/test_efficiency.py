@@ -297,6 +297,26 @@ def test_few_heads_leave_sms_idle(heads: int, length: int, mean: float, expected
 
 
 @pytest.mark.parametrize(
+    ("heads", "expected"), [(64, 192 / 376), (32, 192 / 376), (256, 256 / 376), (1, 128 / 188)]
+)
+def test_blocks_of_a_bounded_number_run_in_rounds(heads: int, expected: float) -> None:
+    """200 // 64 is 3 blocks a head, 192 on 188 SMs, of which 4 are alone in a second round. More heads than
+    200 have one each, and one head no more than 128 of 64 keys.
+    """
+    blocks = AttentionBlocks(rows=64, tail=0, limit=200)
+    assert occupied_fraction(heads, 8192, 1.0, 188, blocks) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("width", "is_bounded"), [(64, False), (128, True)])
+def test_narrow_heads_of_the_memory_efficient_kernel_have_no_bound(width: int, is_bounded: bool) -> None:
+    gpu = select_attention_variant(load_gpu("rtx-4090"), "efficient")
+    free = gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"backward_blocks": None})})
+    kernel = Kernel("attention_backward", 1e12, 0.0, "bf16", (64, 8192, 8192, width), is_causal=False)
+    slower = arithmetic_seconds(kernel, gpu) / arithmetic_seconds(kernel, free)
+    assert slower == pytest.approx(256 / 192 if is_bounded else 1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
     ("shape", "is_causal", "window", "seen", "mean", "blocks"),
     [
         ((8, 4096, 4096, 128), True, 0, 4096, 0.5, 256),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,8 @@ def stored(found: Job) -> str:
         ({}, True),
         ({"lora": {"preparation": "none"}}, False),
         ({"cross_entropy": "unsloth"}, False),
+        ({"liger": True}, False),
+        ({"liger": True, "lora": {"preparation": "peft"}}, True),
         ({"frozen_dtype": "bf16"}, False),
         ({"stored_dtype": "bf16"}, False),
         ({"strategy": "fsdp2"}, False),
@@ -111,9 +114,15 @@ def test_eight_bits_are_refused_where_they_are_cast(changes: dict[str, Any], sen
         job(**{"lora": {"quantized": "int8"}, **changes})
 
 
+@pytest.mark.parametrize(("release", "is_old"), [("4.56", True), ("4.57", False), (None, False)])
+def test_4_bits_come_of_branches_before_bitsandbytes_048(release: str | None, is_old: bool) -> None:
+    assert job(transformers=release).training.branches_on_4_bits is is_old
+
+
 def test_stacked_experts_in_4_bits_are_dequantised_once_and_kept_in_16() -> None:
     """Two experts of 64 x 128 are 16,384 elements: 8,192 bytes and 256 scales of 4 become 32,768 bytes, which
-    the product keeps, unless adapters' sums are kept in their place.
+    the product keeps, unless adapters' sums are kept in their place. From a tree of branches an element
+    takes 105 operations.
     """
     found = job({"quantize_experts": True, "double_quantization": False}, model="mixtral-8x7b")
     stacks = {
@@ -131,6 +140,8 @@ def test_stacked_experts_in_4_bits_are_dequantised_once_and_kept_in_16() -> None
     )
     dequantisation, product = module.op_spec.forward_kernels(module, shape, options)
     assert (dequantisation.kind, dequantisation.hbm_bytes) == ("elementwise", 8192 + 1024 + 32768)
+    branches, _ = module.op_spec.forward_kernels(module, shape, replace(options, branches_on_4_bits=True))
+    assert (dequantisation.flops, branches.flops) == (0, 105 * 16_384)
     assert product.kind == "gemm"
     assert module.op_spec.kept_bytes(module, shape, options) == 32768
     assert sums.op_spec.kept_bytes(sums, shape, options) == 0

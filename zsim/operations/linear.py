@@ -6,6 +6,10 @@ one kernel with it only below 1,536 tokens) and again before the product of the 
 (autograd/_functions.py `MatMul4Bit.backward`). Quantised scales are dequantised first, and their mean added.
 What it reads is cast to 16 bits, what it makes to the type of that (nn/modules.py `Linear4bit.forward`), and
 PEFT copies it (0.21.2 tuners/lora/bnb.py `Linear4bit.forward`).
+Before 0.48 a tree of branches makes every element (csrc/kernels.cu `dDequantizeNF4`): 5.4 ps on A800 PCIe,
+105 operations at the peak of fp32, by a profile that has 30 % and more of a product of 2,048 rows with 4,096
+x 14,336 (issue 1319). The memory bounds it on A10, L4 and RTX 4090, where what came after is no faster for
+large matrices (pull requests 1746 and 1747).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from zsim.operations.tensors import ModuleTensors, Sizes
 FP8_ALIGNMENT = 16  # of the dimensions of a product
 _BLOCK, _SCALE_BLOCK = 64, 256  # elements of a block with a scale, scales of a block with a scale of its own
 _FP32, _LOW = 4, 2  # bytes of an element
+_BRANCHES = 105  # operations of an element that comes of a tree of branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,14 +368,13 @@ def _is_int8(module: Module) -> bool:
 
 
 def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
-    """The kernels that make 16-bit weights of 4-bit ones. () for other weights. See [Note: 4-bit
-    products].
-    """
+    """The kernels that make 16-bit weights of 4-bit ones, () for others. See [Note: 4-bit products]."""
     weight = next((parameter for parameter in module.parameters if parameter.is_packed), None)
     if weight is None:
         return ()
     numel, scales = weight.numel, -(-weight.numel // _BLOCK)
     product = elementwise(numel / 2 + _FP32 * scales + numel * options.activation_bytes, "fp32")
+    product = replace(product, flops=float(_BRANCHES * numel * options.branches_on_4_bits))
     if weight.stored_dtype != "nf4":
         return (product,)
     scale_bytes = scales + _FP32 * -(-scales // _SCALE_BLOCK) + _FP32 * scales

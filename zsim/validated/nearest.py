@@ -54,20 +54,14 @@ def nearest_runs(
         for run in runs
     )
     runs_per_source = Counter((key[0], run.source) for key, run in ordered)
-    shown: Counter[str] = Counter()
-    chosen: list[NearRun] = []
+    chosen: list[tuple[int, ValidatedRun]] = []
     for (cell, _, _), run in ordered:
-        if len(chosen) == _MAX_RUNS:
-            break
-        if shown[run.source] < per_source:
-            shown[run.source] += 1
-            chosen.append(NearRun(run, cell, runs_per_source[cell, run.source]))
-    shown_per_source = Counter((near_run.cell, near_run.run.source) for near_run in chosen)
+        if len(chosen) < _MAX_RUNS and sum(each.source == run.source for _, each in chosen) < per_source:
+            chosen.append((cell, run))
+    shown = Counter((cell, run.source) for cell, run in chosen)
     return tuple(
-        NearRun(
-            near_run.run, near_run.cell, near_run.more - shown_per_source[near_run.cell, near_run.run.source]
-        )
-        for near_run in chosen
+        NearRun(run, cell, runs_per_source[cell, run.source] - shown[cell, run.source])
+        for cell, run in chosen
     )
 
 

@@ -69,9 +69,8 @@ def _describe_errors(part: str, runs: Sequence[ValidatedRun]) -> str:
 def input_stages(validation: Validation) -> tuple[WidthStage, ...]:
     """The stages that the spread of the job's inputs adds to those of `width_stages`."""
     stages: list[WidthStage] = []
-    narrowed = replace(validation, inputs=())
     ends = width_stages(validation.features)[-1]
-    narrowed = replace(narrowed, low=ends.low, high=ends.high)
+    narrowed = replace(validation, inputs=(), low=ends.low, high=ends.high)
     for input_spread in validation.inputs:
         narrowed = widen_for_input(narrowed, input_spread)
         words = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 from zsim.cost.kernels.layer_kernels import LayerKernelSet
@@ -121,26 +121,18 @@ class WorkOptions:
     calls_engine: bool = False
     has_fp32_stream: bool = False
     padding_mask: PaddingMask | None = None
+    branches_on_4_bits: bool = False
 
     @classmethod
     def of(cls, training: TrainingConfig) -> WorkOptions:
         """How the modules compute under a training."""
+        names = (each.name for each in fields(cls) if hasattr(training, each.name))
         return cls(
-            training.precision,
-            training.attention,
-            training.compile,
-            training.autocast,
-            training.liger,
-            losses()[training.cross_entropy],
-            training.fp8,
-            training.gradient_accumulation_steps if training.precision == "fp8" else 1,
-            layer_kernel_sets()[training.layer_kernels],
-            training.deterministic_sms,
-            training.writes_scores,
-            training.expands_groups,
-            training.calls_engine,
-            training.has_fp32_stream,
-            training.padding_mask,
+            **{name: getattr(training, name) for name in names},
+            dtype=training.precision,
+            loss=losses()[training.cross_entropy],
+            micro_batches=training.gradient_accumulation_steps if training.precision == "fp8" else 1,
+            layers=layer_kernel_sets()[training.layer_kernels],
         )
 
     @property

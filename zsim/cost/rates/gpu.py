@@ -103,7 +103,7 @@ def _attention_fraction(kernel: Kernel, gpu: Gpu) -> float:
     if is_deterministic(kernel, gpu):
         return fraction / deterministic.slowdown(kernel, gpu)
     blocks = gpu.attention.backward_blocks if is_backward else gpu.attention.forward_blocks
-    if blocks is None:
+    if blocks is None or (blocks.limit is not None and head_dim <= blocks.rows):
         return fraction
     length, max_length = (keys, queries) if is_backward else (queries, keys)
     longest = min(max_length, kernel.window or max_length)

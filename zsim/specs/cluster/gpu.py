@@ -177,6 +177,9 @@ class AttentionBlocks(FiniteTable):
     tail: float = Field(
         ge=0, description="time in which SMs fall idle one by one, in that of the longest block"
     )
+    limit: PositiveInt | None = Field(
+        default=None, description="most blocks of all heads wider than `rows`; left out: no bound"
+    )
 
 
 class AttentionCurve(FiniteTable):

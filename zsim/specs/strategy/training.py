@@ -156,6 +156,8 @@ class TrainingConfig:
     """The mask of padded sequences that is handed to fused attention, whose kernel then computes all pairs:
     of booleans, which each layer writes out as scores, or of scores, made once.
     """
+    branches_on_4_bits: bool = False
+    """bitsandbytes is older than 0.48, see [Note: 4-bit products] of `zsim.operations.linear`."""
     has_fp32_stream: bool = False
     """The residual stream is fp32, since the embedding is, under autocast."""
     reference: Literal["copy", "base"] | None = None

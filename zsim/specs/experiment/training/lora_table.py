@@ -77,8 +77,8 @@ class LoraTable(StrictTable):
     preparation: Literal["peft", "none"] | None = Field(
         default=None,
         description='"peft": `prepare_model_for_kbit_training` casts unquantized weights and activations '
-        f'to fp32; left out: "peft" {phrase("training.lora.preparation")}, "none" with unsloth\'s loss, '
-        "`frozen_dtype` or stacked experts",
+        f'to fp32; left out: "peft" {phrase("training.lora.preparation")}, "none" with Liger, unsloth\'s '
+        "loss, `frozen_dtype` or stacked experts",
     )
     dtype: Literal["fp32", "bf16"] | None = Field(
         default=None,

@@ -13,10 +13,12 @@ PEFT's `prepare_model_for_kbit_training` (0.21.2 utils/other.py) casts every 16-
 bits to fp32: embedding, head, norms, and stacked experts. The residual stream is fp32 then, a product in 4
 bits returns the type of its input, and autocast casts the head to 16 bits for its product. axolotl calls it
 (067b021c loaders/model.py), but not under FSDP or ZeRO-3, nor with quantised stacked experts. TRL did up to
-0.24 (models/utils.py `prepare_peft_model`), but not under FSDP or ZeRO-3, and has none from 0.26 on.
-LLaMA-Factory does not (ff6d4d12 model/model_utils/checkpointing.py). Nor does unsloth, which casts only
-trained weights (unsloth_zoo 2026.10.9 training_utils.py `prepare_model_for_training`). DeepSpeed's engine
-casts all back. With weights in 8 bits zsim simulates none: the product of backward would be in fp32.
+0.24 (models/utils.py `prepare_peft_model`), but not under FSDP or ZeRO-3, and has none from 0.26 on. It cast
+embedding and head back to bf16, so that the stream was fp32 only where norms are not Liger's, which return
+the type that they read. LLaMA-Factory does not (ff6d4d12 model/model_utils/checkpointing.py). Nor does
+unsloth, which casts only trained weights (unsloth_zoo 2026.10.9 training_utils.py
+`prepare_model_for_training`). DeepSpeed's engine casts all back. With weights in 8 bits zsim simulates none:
+the product of backward would be in fp32.
 """
 
 from __future__ import annotations
@@ -120,8 +122,8 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
             )
         return False
     if lora.preparation is None:
-        has_conflict = table.cross_entropy == "unsloth" or table.frozen_dtype is not None or is_stacked
-        return is_under_autocast and not has_conflict and not is_low
+        is_cast_back = table.liger or table.cross_entropy == "unsloth" or table.frozen_dtype is not None
+        return is_under_autocast and not (is_cast_back or is_stacked or is_low)
     if lora.preparation == "none":
         return False
     if not is_under_autocast or is_low:

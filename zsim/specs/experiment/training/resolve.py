@@ -12,7 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.operation import Role
 from zsim.operations.traced import CaptureInfo
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.training.attention import attention_kind
+from zsim.specs.experiment.training.attention import attention_kind, release_number
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.config_reader import MAX_BLOCKS
@@ -29,6 +29,7 @@ _MANY_BLOCKS = (
 )
 _BLOCK_BYTES = (100e3, 900e3)  # of one in memory: measured, Megatron's dense ones and those with experts
 _MAX_PARAMETERS = 10**16
+_TABLE_OF_4_BITS = (4, 57)  # transformers of October 2025; bitsandbytes 0.48, with a table, is of September
 _MAX_LOOPED = 13  # micro-batches that are simulated where they repeat (zsim.engine.micro_batches)
 
 
@@ -100,6 +101,7 @@ def resolve_training(
         reference=table.reference,
         reference_forwards=table.reference_forwards,
         reference_dtype=table.frozen_dtype or "",
+        branches_on_4_bits=release_number(table.transformers or "99") < _TABLE_OF_4_BITS,
     )
     return training, notes
 
