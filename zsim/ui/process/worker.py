@@ -89,11 +89,15 @@ class Worker:
         )
 
     def end(self) -> None:
-        """End what is under way, and refuse what waits. State of the process is lost unless it is idle."""
+        """End what is under way, and refuse what waits. State of the process is lost unless it is idle.
+
+        The pipe is closed by the thread that waits on it: closed under its hands, the descriptor may be that
+        of the next request to the page by the time it is polled, and the wait goes on until that one ends.
+        """
         with self.lock:
             self.running.ends += 1
-            if self.running.is_busy:
-                self._kill()
+            if self.running.is_busy and self.running.process is not None:
+                self.running.process.kill()
 
     def _run_request(self, ends: int, work: Callable[..., Any] | str, arguments: Any) -> Any:
         with self.lock:
