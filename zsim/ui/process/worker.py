@@ -91,8 +91,8 @@ class Worker:
     def end(self) -> None:
         """End what is under way, and refuse what waits. State of the process is lost unless it is idle.
 
-        The pipe is closed by the thread that waits on it: closed under its hands, the descriptor may be that
-        of the next request to the page by the time it is polled, and the wait goes on until that one ends.
+        The thread that waits on the pipe closes it. Closed here, the next request to the page could have its
+        descriptor before it is polled.
         """
         with self.lock:
             self.running.ends += 1
