@@ -91,8 +91,7 @@ class Worker:
     def end(self) -> None:
         """End what is under way, and refuse what waits. State of the process is lost unless it is idle.
 
-        The thread that waits on the pipe closes it. Closed here, the next request to the page could have its
-        descriptor before it is polled.
+        The thread that waits on the pipe closes it. Closed here, another request may get its descriptor.
         """
         with self.lock:
             self.running.ends += 1
