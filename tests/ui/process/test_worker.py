@@ -105,6 +105,36 @@ def test_what_needs_too_much_memory_is_ended_and_the_next_is_done() -> None:
 
 
 @posix
+def test_the_pipe_is_closed_by_who_waits_on_it() -> None:
+    """Not by who ends the work: what opens next would have the descriptor that is waited on."""
+    one, waiters = worker(), list[int]()
+    one.result(count)
+    pipe = one.running.pipe
+    assert pipe is not None
+    close, closers = pipe.close, list[int]()
+
+    def note_closer() -> None:
+        closers.append(threading.get_ident())
+        close()
+
+    setattr(pipe, "close", note_closer)  # noqa: B010
+
+    def work() -> None:
+        with pytest.raises(Superseded):
+            one.result(sleep)
+        waiters.append(threading.get_ident())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not one.running.is_busy:
+        time.sleep(0.01)
+    one.end()
+    thread.join(ENOUGH)
+    assert closers == waiters != []
+    assert one.result(count) == 1
+
+
+@posix
 def test_end_ends_what_is_under_way_and_refuses_what_waits() -> None:
     """Of two that wait neither is done; nothing is said of them; what comes later is."""
     one, errors = worker(), []

@@ -186,11 +186,10 @@ def _file_moments(state: BetweenSteps, config: DeepSpeedConfig, partitions: list
         spec, has_adapters = state.job.model, state.job.experiment.training.lora is not None
         numel = spec.trainable_numel if has_adapters else spec.numel
         model = numel * DTYPE_BYTES[config.param_dtype]
-    partition_contents = "its partition of masters and moments"
     yield JobMoment(
         RESUMING, None, state.host_bytes + state.local_ranks * (states + model),
-        f"every rank reads {partition_contents}{' and all 16-bit weights' if model else ''} into host memory "
-        "(torch.load to the CPU) before they are copied",
+        f"every rank reads its partition of masters and moments{' and all 16-bit weights' if model else ''} "
+        "into host memory (torch.load to the CPU) before they are copied",
         "DeepSpeed 0.19.8 runtime/engine.py `load_checkpoint`", False,
     )  # fmt: skip
 

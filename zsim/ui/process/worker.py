@@ -89,11 +89,14 @@ class Worker:
         )
 
     def end(self) -> None:
-        """End what is under way, and refuse what waits. State of the process is lost unless it is idle."""
+        """End what is under way, and refuse what waits. State of the process is lost unless it is idle.
+
+        The thread that waits on the pipe closes it. Closed here, another request may get its descriptor.
+        """
         with self.lock:
             self.running.ends += 1
-            if self.running.is_busy:
-                self._kill()
+            if self.running.is_busy and self.running.process is not None:
+                self.running.process.kill()
 
     def _run_request(self, ends: int, work: Callable[..., Any] | str, arguments: Any) -> Any:
         with self.lock:

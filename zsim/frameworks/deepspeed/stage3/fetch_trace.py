@@ -8,18 +8,24 @@ A weight that another module's forward reads without calling the owner of the we
 loss) becomes a parameter of the reading module, here the model itself (`parameter_offload.py`,
 `ZeROOrderedDict`). It is fetched when the model's forward begins and held to the end of backward, because the
 model's inputs have no gradient and so no hook after backward.
+
+# [Note: leaf modules]
+By default every module that owns parameters is fetched by itself. `stage3_module_granularity_threshold` and
+`leaf_module` make whole subtrees one unit (DeepSpeed 0.19.8 `runtime/zero/parameter_offload.py`,
+`utils/z3_leaf_module.py`): the granularity of a module is its parameters' elements over the number of modules
+with parameters in it, itself included. Lists do not count, and no module above 1e9 elements becomes a unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from zsim.cost.memory import flat_numel
 from zsim.frameworks.deepspeed.expert_libraries import AUTOEP
 from zsim.frameworks.deepspeed.settings.config import ZeroConfig
-from zsim.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
+from zsim.frameworks.deepspeed.settings.resolve import EXPERT_BLOCKS
 from zsim.frameworks.deepspeed.stage3.module_order import (
     ROOT,
     HookedModules,
@@ -30,6 +36,8 @@ from zsim.frameworks.deepspeed.stage3.module_order import (
 from zsim.operations.operation import Role, operations_of
 from zsim.operations.router import Router
 from zsim.plan.workload.workload import Workload
+
+_MAX_ELEMENTS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +116,8 @@ def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
         for call in segment.calls
         if call.module.role is Role.EXPERT_PRODUCT
     )
-    expert_modules = expert_units(list(experts), expert_lists(workload), _experts_family(workload), zero)
-    unit_of = unit_names(module_numels, workload.model.block_lists, zero, expert_modules)
+    expert_modules = _expert_units(list(experts), expert_lists(workload), _experts_family(workload), zero)
+    unit_of = _unit_names(module_numels, workload.model.block_lists, zero, expert_modules)
     parameters_per_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
     for name in module_numels:
         unit_parameters = (*parameters_per_unit.get(unit_of[name], ()), *parameters_per_module[name])
@@ -189,3 +197,78 @@ def _distances(
             next_use[index] = tuple([next_step.get(number, never) for number in step])
             next_step.update(dict.fromkeys(step, index))
     return tuple(traversed), tuple(next_use)
+
+
+def _expert_units(stacked: Sequence[str], lists: Sequence[str], family: str, zero: ZeroConfig) -> list[str]:
+    """The units of routed experts.
+
+    They are the modules of `stacked` weights. Where the class of the modules around these and around `lists`
+    of experts is a leaf, they are the modules of that class, with their routers. Experts of a list that is in
+    no leaf are fetched product by product.
+    """
+    if EXPERT_BLOCKS.get(family) not in zero.leaf_module.classes:
+        return list(stacked)
+    return [name.rpartition(".")[0] for name in (*stacked, *lists)]
+
+
+def _unit_names(
+    numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig, unit_parents: Sequence[str] = ()
+) -> dict[str, str]:
+    """The unit of every module in `numels` (full dotted name -> elements): the module, or a parent.
+
+    `lists` are the ModuleLists, which are never called and so never units. `unit_parents` are parents that
+    are units.
+    """
+    leaf = zero.leaf_module
+    if (
+        zero.module_granularity_threshold <= 0
+        and not leaf.names
+        and not leaf.name_suffixes
+        and not unit_parents
+    ):
+        return {name: name for name in numels}
+    chosen = _parents_below_threshold(numels, lists, zero.module_granularity_threshold) | set(unit_parents)
+    for parent in _parents(numels):
+        if parent in leaf.names or any(parent.endswith(suffix) for suffix in leaf.name_suffixes):
+            chosen.add(parent)
+    chosen -= set(lists)
+    return {name: next((parent for parent in _ancestors(name) if parent in chosen), name) for name in numels}
+
+
+def _ancestors(name: str) -> list[str]:
+    """The parents of module `name`, outermost first. "" is the model."""
+    components = name.split(".")
+    return ["", *(".".join(components[:count]) for count in range(1, len(components)))]
+
+
+def _parents(numels: Mapping[str, int]) -> list[str]:
+    owners = [name for name, numel in numels.items() if numel]
+    return list(dict.fromkeys(parent for name in owners for parent in _ancestors(name)))
+
+
+def _parents_below_threshold(numels: Mapping[str, int], lists: Sequence[str], threshold: int) -> set[str]:
+    """The parents whose granularity is at most `threshold`."""
+    if threshold <= 0:
+        return set()
+    elements: dict[str, int] = {}
+    modules: dict[str, int] = {}
+    for parent in _parents(numels):
+        modules[parent] = 0 if parent in lists else 1
+        elements[parent] = 0
+    for name, numel in numels.items():
+        if not numel:
+            continue
+        for parent in _ancestors(name):
+            elements[parent] += numel
+            modules[parent] += 1
+    for inner in list(modules):
+        if inner and inner not in lists:
+            for parent in _ancestors(inner):
+                modules[parent] += 1
+    return {
+        parent
+        for parent in elements
+        if parent not in lists
+        and elements[parent] <= _MAX_ELEMENTS
+        and elements[parent] // modules[parent] <= threshold
+    }

@@ -184,7 +184,8 @@ class Zero3Schedule(Zero3Gradients):
         counted with the modules inside them."""
         builder, numbers = self.builder, self.trace.parameters_per_unit.get(entered_module, ())
         if numbers:
-            builder.host(f"fetch {entered_module or 'the model'}", overhead="deepspeed_fetch", module=module)
+            overhead = f"deepspeed_fetch{self.config.release.module_hooks}"
+            builder.host(f"fetch {entered_module or 'the model'}", overhead=overhead, module=module)
             self._gather(self.coordinator.fetch(numbers))
             for number in numbers:
                 self._wait_for(number)
@@ -235,7 +236,8 @@ class Zero3Schedule(Zero3Gradients):
         if unit is None or (builder.phase == "recompute" and unit == call.segment):
             return
         micro_batch = builder.micro_batch
-        builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
+        overhead = f"deepspeed_release{self.config.release.module_hooks}"
+        builder.host(f"release {unit or 'the model'}", overhead=overhead, module=call.name)
         autograd_holds = (
             not self.zero.memory_efficient_linear
             and not is_backward
