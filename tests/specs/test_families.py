@@ -14,7 +14,7 @@ from zsim.cost.flops import active_numel
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workloads
-from zsim.specs.model.families.decoders import decoders
+from zsim.specs.model.families import decoders
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Norm, Residual
 from zsim.specs.presets import model_preset_names
@@ -68,9 +68,9 @@ def test_decoders_of_the_table_have_the_parameters_of_transformers(entry: dict[s
 def test_every_family_of_the_table_is_counted_somewhere() -> None:
     counted = {entry["config"]["model_type"] for entry in DECODERS}
     presets = {load_model(name).family for name in model_preset_names()}
-    with_towers = {name for name in decoders() if "_vl_" in name or "_omni_" in name}
+    with_towers = {name for name in decoders.names() if "_vl_" in name or "_omni_" in name}
     with_towers |= {"glm4v_text", "glm4v_moe_text", "step3p5"}
-    assert set(decoders()) - with_towers <= counted | presets
+    assert set(decoders.names()) - with_towers <= counted | presets
 
 
 @pytest.mark.parametrize("name", COUNTED)

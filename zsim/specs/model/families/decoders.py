@@ -7,7 +7,7 @@ Keys of its `config.json` stand for what the file says of a bias or a count.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, get_args
@@ -26,6 +26,7 @@ from zsim.specs.model.families.builders import (
     layer_norm,
     linear,
     plain_mlp,
+    rename_modules,
     replace_op_fields,
     residual,
     rms_norm,
@@ -42,7 +43,6 @@ from zsim.specs.model.families.llama import (
     partial_rotary,
     rotary_layers,
 )
-from zsim.specs.model.families.mixers import rename_modules
 from zsim.specs.model.families.moe import dense_layers, routed_mlp
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 
@@ -225,17 +225,21 @@ class Decoder(_Table):
     """The key of the number of modules for multi-token prediction."""
 
 
+def names() -> Collection[str]:
+    """The `model_type` of each family of the table."""
+    return preset_table("decoders").keys()
+
+
 @cache
-def decoders() -> dict[str, Decoder]:
-    """The families of the table, by their `model_type`."""
-    tables = preset_table("decoders")
-    return {name: Decoder.model_validate(_whole_table(tables, name)) for name in tables}
+def decoder(name: str) -> Decoder:
+    """The family of a `model_type` of the table."""
+    return Decoder.model_validate(_whole_table(name))
 
 
-def _whole_table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _whole_table(name: str) -> dict[str, Any]:
     """A family's table over that of the family which it extends."""
-    table = dict(tables[name])
-    base = _whole_table(tables, table.pop("extends")) if "extends" in table else {}
+    table = dict(preset_table("decoders")[name])
+    base = _whole_table(table.pop("extends")) if "extends" in table else {}
     experts = {**base.get("experts", {}), **table.get("experts", {})}
     return {**base, **table, **({"experts": experts} if experts else {})}
 
