@@ -27,7 +27,6 @@ _SHARES = (
 )
 
 _EXTRA_PARALLELISM = re.compile(r" \+ (TP|CP|PP|EP)\b")
-NUM_CELLS = 5  # that a job belongs to
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from zsim import garbage_collection
 from zsim.arrays import Floats
-from zsim.validated.features import NUM_CELLS, Features
+from zsim.validated.features import Features
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 TABLE = PRESETS / "validated_runs.csv"
@@ -89,16 +89,17 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
 
     def cell_indices(self, number: int, cell: Hashable) -> Sequence[int]:
         """The indices of the runs in a cell, see `Features.cells`."""
+        if number not in self._indices_per_cell:
+            indices_of_cells: dict[Hashable, list[int]] = {}
+            for index, run in enumerate(self):
+                indices_of_cells.setdefault(run.features.cells[number], []).append(index)
+            self._indices_per_cell[number] = indices_of_cells
         return self._indices_per_cell[number].get(cell, ())
 
     @cached_property
-    def _indices_per_cell(self) -> list[dict[Hashable, list[int]]]:
-        """The indices of the runs by the number of the cell and by its key."""
-        indices_per_cell: list[dict[Hashable, list[int]]] = [{} for _ in range(NUM_CELLS)]
-        for index, run in enumerate(self):
-            for indices_of_cell, cell in zip(indices_per_cell, run.features.cells, strict=True):
-                indices_of_cell.setdefault(cell, []).append(index)
-        return indices_per_cell
+    def _indices_per_cell(self) -> dict[int, dict[Hashable, list[int]]]:
+        """The indices of the runs by the number of the cell, of those asked for, and by its key."""
+        return {}
 
     @cached_property
     def errors(self) -> Floats:
