@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from zsim import Experiment, make_plan, simulate
 from zsim.cost.flops import active_numel
 from zsim.errors import InputError, NotSimulatedError
+from zsim.files import PRESETS
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workloads
 from zsim.specs.model.families import decoders
@@ -63,6 +65,16 @@ def test_decoders_of_the_table_have_the_parameters_of_transformers(entry: dict[s
     lines = "".join(f"{name} {shape}\n" for name, shape in listed)
     assert (model.numel, len(listed)) == (entry["parameters"], entry["tensors"])
     assert hashlib.sha256(lines.encode()).hexdigest()[:16] == entry["sha256"]
+
+
+def test_a_family_is_read_from_its_part_of_the_table() -> None:
+    tables = tomllib.loads((PRESETS / "decoders.toml").read_text(encoding="utf-8"))
+    assert list(decoders.names()) == list(tables)
+    for name, table in tables.items():
+        base = tables.get(table.get("extends"), {})
+        whole = {key: value for key, value in {**base, **table}.items() if key != "extends"}
+        if "extends" not in base and "experts" not in whole:
+            assert decoders.decoder(name) == decoders.Decoder.model_validate(whole)
 
 
 def test_every_family_of_the_table_is_counted_somewhere() -> None:

@@ -7,14 +7,16 @@ Keys of its `config.json` stand for what the file says of a bias or a count.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from zsim.files import preset_table
+from zsim.files import PRESETS
 from zsim.operations.operation import Operation
 from zsim.operations.router import Router, ScoreFunction
 from zsim.specs.model.config_reader import ConfigReader
@@ -225,9 +227,19 @@ class Decoder(_Table):
     """The key of the number of modules for multi-token prediction."""
 
 
+@cache
+def _texts() -> Mapping[str, str]:
+    """The part of the file of each family. To parse all takes longer than all else that a model needs."""
+    texts: dict[str, str] = {}
+    for text in re.split(r"^(?=\[)", (PRESETS / "decoders.toml").read_text(encoding="utf-8"), flags=re.M)[1:]:
+        name = re.split(r"[].]", text[1:], maxsplit=1)[0]
+        texts[name] = texts.get(name, "") + text
+    return texts
+
+
 def names() -> Collection[str]:
     """The `model_type` of each family of the table."""
-    return preset_table("decoders").keys()
+    return _texts().keys()
 
 
 @cache
@@ -238,7 +250,7 @@ def decoder(name: str) -> Decoder:
 
 def _whole_table(name: str) -> dict[str, Any]:
     """A family's table over that of the family which it extends."""
-    table = dict(preset_table("decoders")[name])
+    table = tomllib.loads(_texts()[name])[name]
     base = _whole_table(table.pop("extends")) if "extends" in table else {}
     experts = {**base.get("experts", {}), **table.get("experts", {})}
     return {**base, **table, **({"experts": experts} if experts else {})}
