@@ -19,8 +19,8 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.model import hub_names
-from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import builder, decoders
+from zsim.specs.model.config_reader import ConfigReader, builder
+from zsim.specs.model.families import decoders
 from zsim.specs.model.multimodal import add_towers, split_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import kinds_with, role_of

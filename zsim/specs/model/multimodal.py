@@ -13,8 +13,7 @@ from typing import Any, cast
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.image_features import ImageFeatures
-from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import builder
+from zsim.specs.model.config_reader import ConfigReader, builder
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 TEXT_ONLY = "text_only"
@@ -26,9 +25,7 @@ class MultimodalFamily:
     """The towers of a `model_type`."""
 
     tower: str | None
-    """The builder of its vision tower, from its configuration and the language model's width, as
-    `zsim.specs.model.families` names it.
-    """
+    """The builder of its vision tower, from its configuration and the language model's width (`builder`)."""
     text_type: str
     """The type of the language model where the file does not say it."""
     root: str = "model.language_model"
