@@ -155,10 +155,7 @@ def _parse_run(values: Sequence[str], shared_features: dict[tuple[str, ...], Fea
      model, length, micro_batch_size, accumulation_steps, training, network_gbps, degrees,
      error, stranger_error, fast, slow) = values  # fmt: skip
     low = low or str(is_low_precision(training))
-    key = (
-        framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, model_ranks, is_mixture, low,
-        open_,
-    )  # fmt: skip
+    key = *values[4:14], low, open_
     features = shared_features.get(key)
     if features is None:
         features = shared_features[key] = Features(

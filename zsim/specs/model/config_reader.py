@@ -196,9 +196,7 @@ class ConfigReader:
 
 
 def builder(name: str) -> Callable[..., Any]:
-    """The function `name`, "module.function" of `zsim.specs.model.families`, whose module is imported when it
-    is called.
-    """
+    """The function `name` ("module.function") of the families. Its module is imported when it is called."""
     module, _, function = name.partition(".")
     path = f"{__package__}.families.{module}"
     return lambda *arguments: getattr(importlib.import_module(path), function)(*arguments)

@@ -26,18 +26,9 @@ from zsim.specs.strategy.training import (
 )
 
 AttentionChoice = Literal[
-    "flash",
-    "flash1",
-    "flash1-triton",
-    "flash2",
-    "flash2-deterministic",
-    "flash3",
-    "flash4",
-    "efficient",
-    "cudnn",
-    "cudnn-deterministic",
-    "math",
-]
+    "flash", "flash1", "flash1-triton", "flash2", "flash2-deterministic", "flash3", "flash4", "efficient",
+    "cudnn", "cudnn-deterministic", "math",
+]  # fmt: skip
 
 
 class TrainingTable(StrictTable):
