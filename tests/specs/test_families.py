@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from zsim import Experiment, make_plan, simulate
 from zsim.cost.flops import active_numel
 from zsim.errors import InputError, NotSimulatedError
+from zsim.files import PRESETS
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workloads
-from zsim.specs.model.families.decoders import decoders
+from zsim.specs.model.families import decoders
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Norm, Residual
 from zsim.specs.presets import model_preset_names
@@ -65,12 +67,22 @@ def test_decoders_of_the_table_have_the_parameters_of_transformers(entry: dict[s
     assert hashlib.sha256(lines.encode()).hexdigest()[:16] == entry["sha256"]
 
 
+def test_a_family_is_read_from_its_part_of_the_table() -> None:
+    tables = tomllib.loads((PRESETS / "decoders.toml").read_text(encoding="utf-8"))
+    assert list(decoders.names()) == list(tables)
+    for name, table in tables.items():
+        base = tables.get(table.get("extends"), {})
+        whole = {key: value for key, value in {**base, **table}.items() if key != "extends"}
+        if "extends" not in base and "experts" not in whole:
+            assert decoders.decoder(name) == decoders.Decoder.model_validate(whole)
+
+
 def test_every_family_of_the_table_is_counted_somewhere() -> None:
     counted = {entry["config"]["model_type"] for entry in DECODERS}
     presets = {load_model(name).family for name in model_preset_names()}
-    with_towers = {name for name in decoders() if "_vl_" in name or "_omni_" in name}
+    with_towers = {name for name in decoders.names() if "_vl_" in name or "_omni_" in name}
     with_towers |= {"glm4v_text", "glm4v_moe_text", "step3p5"}
-    assert set(decoders()) - with_towers <= counted | presets
+    assert set(decoders.names()) - with_towers <= counted | presets
 
 
 @pytest.mark.parametrize("name", COUNTED)

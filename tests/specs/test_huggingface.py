@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.model.families.decoders import decoders
+from zsim.specs.model.families import decoders
 from zsim.specs.model.huggingface import FAMILIES, load_model, model_from_config, read_model_config
 from zsim.specs.model.spec import Block, Embedding, Linear
 from zsim.specs.presets import model_preset_names
@@ -334,7 +334,7 @@ def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made(
     }
     families |= {
         name: {**MEGATRON, "vocab_size": 256, **facts.defaults, "num_key_value_heads": 4, "model_type": name}
-        for name, facts in decoders().items()
+        for name, facts in ((name, decoders.decoder(name)) for name in decoders.names())
         if name not in families and "_vl_" not in name and "_omni_" not in name
     }
     multimodal = {name for name in FAMILIES if "_vl_" in name or "_omni_" in name}

@@ -9,7 +9,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.files import PRESETS
-from zsim.specs.model.families.decoders import decoders
+from zsim.specs.model.families import decoders
 from zsim.specs.model.huggingface import FAMILIES, load_model
 from zsim.specs.model.multimodal import MULTIMODAL_FAMILIES
 from zsim.specs.presets import (
@@ -48,7 +48,7 @@ def test_every_family_has_a_preset() -> None:
     that of a command line, and some whose files are those of others, or are not known to the last number.
     """
     without = {"megatron", "bamba", "falcon_h1", "lfm2_moe", "lfm3", "xlm-roberta", "camembert", "rwkv7_fla"}
-    without |= {"gemma4_unified_text", "lara_mini", *decoders()}
+    without |= {"gemma4_unified_text", "lara_mini", *decoders.names()}
     models = [load_model(name) for name in model_preset_names()]
     text_of_others = {name for name in FAMILIES if "_vl_" in name or "_omni_" in name}
     assert {model.family for model in models if model.vision_tower is None} >= (

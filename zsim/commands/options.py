@@ -14,7 +14,6 @@ import typer
 
 from zsim.errors import InputError
 from zsim.files import check_file, check_folder, write_atomically
-from zsim.specs.experiment.programs import listed_programs
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
@@ -64,9 +63,6 @@ Jobs = Annotated[
 
 
 _MOST_SERVERS = 3  # that a note on a GPU names
-_TRAINING_FILES = ", ".join(
-    " or ".join(program.file_nouns) for program in listed_programs() if program.file_nouns
-)
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,8 @@ class ExperimentOptions:
     experiment: Annotated[
         Path | None,
         typer.Argument(
-            help=f"Experiment file, or a training file ({_TRAINING_FILES}). Without it the README's example, "
-            "of which --model changes the model alone, as a note says.",
+            help="Experiment file, or another program's training file (zsim import --help lists them). "
+            "Without it the README's example, of which --model changes the model alone, as a note says.",
             show_default=False,
         ),
     ] = None
@@ -189,17 +185,21 @@ def permission(is_given: bool | None) -> UserCode | None:
 Command = Callable[..., None]
 
 
+@functools.cache
+def _option_types() -> Mapping[str, Any]:
+    return get_type_hints(ExperimentOptions, include_extras=True)
+
+
 def takes_experiment(*, without: Collection[str] = (), help: str = "") -> Callable[[Command], Command]:
     """A decorator that replaces the command's parameter of type ExperimentOptions by the options of that
     class, except for those in `without`. `help` is the command's help, where that is not its docstring.
     """
-    hints = get_type_hints(ExperimentOptions, include_extras=True)
     options = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=False if name == "allow_code" else None,
             annotation=hint,
         )
-        for name, hint in hints.items()
+        for name, hint in _option_types().items()
         if name not in without
     ]  # fmt: skip
 

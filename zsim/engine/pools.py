@@ -365,12 +365,8 @@ class PoolReplay:
     def make(self, first: int, end: int) -> None:
         """Make the changes from index `first` to before `end`."""
         memory, blocks, requests = self.memory, self.blocks, self._requests
-        serve, free, passing_bytes, append_size = (
-            memory.serve,
-            memory.free,
-            memory.transient_bytes,
-            self.sizes.append,
-        )
+        serve, free, passing_bytes = memory.serve, memory.free, memory.transient_bytes
+        append_size = self.sizes.append
         columns = self.tensors, self.kinds, self._is_passing
         steps = zip(*(column[first:end].tolist() for column in columns), strict=True)
         for tensor, kind, may_pass in steps:

@@ -76,10 +76,8 @@ class HostRange:
         waits for it.
         """
         low, high = self.factors
-        issued, step = (
-            format_seconds(self.issue_seconds),
-            format_range((self.fast_seconds, self.slow_seconds)),
-        )
+        issued = format_seconds(self.issue_seconds)
+        step = format_range((self.fast_seconds, self.slow_seconds))
         return (
             f"the host ({self.cpu}, not measured) issues the step's work in {issued}, and "
             f"{bound_fraction:.0%} of the step waits for it; hosts of one kind of machine take {low:g} to "
@@ -200,11 +198,8 @@ def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
     """Simulate the step again: without overlap, with CUDA's default number of hardware queues, with faster
     and slower hosts where it waits for them and, with `has_range`, with offloading as fast and as slow, and
     routing as even and as uneven, as it may be."""
-    without_overlap, unshared_queues = (
-        step_seconds_without_overlap(outcome),
-        unshared_queue_seconds(outcome),
-    )
-    variants = Variants(without_overlap, unshared_queues, hosts=host_range(outcome))
+    without_overlap = step_seconds_without_overlap(outcome)
+    variants = Variants(without_overlap, unshared_queue_seconds(outcome), hosts=host_range(outcome))
     if not has_range:
         return variants
     variants = replace(variants, routing=routing_range(outcome))

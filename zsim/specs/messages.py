@@ -207,9 +207,6 @@ class _Boolean:
         return str(self.value).lower()
 
 
-_NON_BOOLEAN_TYPES = frozenset({str, int, float, type(None)})
-
-
 def mark_misplaced_booleans(data: Any, types: Sequence[Any]) -> Any:
     """The data of a file for one of `types`, in which booleans where numbers are meant are replaced by an
     object that pydantic refuses.
@@ -222,7 +219,7 @@ def mark_misplaced_booleans(data: Any, types: Sequence[Any]) -> Any:
     items = data.items() if isinstance(data, Mapping) else enumerate(data)
     changes = {}
     for part, value in items:
-        if type(value) in _NON_BOOLEAN_TYPES:
+        if not _has_booleans(value):  # no type is asked for in vain: that of a table may be still to import
             continue
         inner_types = [choice for annotation in types for choice in types_at(annotation, part)]
         marked_value = mark_misplaced_booleans(value, inner_types)
@@ -233,6 +230,12 @@ def mark_misplaced_booleans(data: Any, types: Sequence[Any]) -> Any:
     if isinstance(data, Mapping):
         return {**data, **changes}
     return [changes.get(number, value) for number, value in enumerate(data)]
+
+
+def _has_booleans(data: Any) -> bool:
+    if isinstance(data, Mapping | list | tuple):
+        return any(map(_has_booleans, data.values() if isinstance(data, Mapping) else data))
+    return isinstance(data, bool)
 
 
 def _takes_numbers(annotation: Any) -> bool:

@@ -10,13 +10,8 @@ from functools import cache, cached_property
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.presets import gpu_preset_names
 
-ALLOCATOR, OFFLOADING, NETWORK, HOST, KERNELS = (
-    "the allocator",
-    "offloading",
-    "the network",
-    "the host",
-    "kernels",
-)
+ALLOCATOR, OFFLOADING, NETWORK = "the allocator", "offloading", "the network"
+HOST, KERNELS = "the host", "kernels"
 
 # Fraction of the step from which on it is bound by something other than kernels. With 2 to 10 % for the host
 # and 10 or 20 % for the network the same number of rows lies within their intervals, to 1 %.
@@ -27,7 +22,6 @@ _SHARES = (
 )
 
 _EXTRA_PARALLELISM = re.compile(r" \+ (TP|CP|PP|EP)\b")
-NUM_CELLS = 5  # that a job belongs to
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from zsim import garbage_collection
 from zsim.arrays import Floats
-from zsim.validated.features import NUM_CELLS, Features
+from zsim.validated.features import Features
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 TABLE = PRESETS / "validated_runs.csv"
@@ -88,16 +89,17 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
 
     def cell_indices(self, number: int, cell: Hashable) -> Sequence[int]:
         """The indices of the runs in a cell, see `Features.cells`."""
+        if number not in self._indices_per_cell:
+            indices_of_cells: dict[Hashable, list[int]] = {}
+            for index, run in enumerate(self):
+                indices_of_cells.setdefault(run.features.cells[number], []).append(index)
+            self._indices_per_cell[number] = indices_of_cells
         return self._indices_per_cell[number].get(cell, ())
 
     @cached_property
-    def _indices_per_cell(self) -> list[dict[Hashable, list[int]]]:
-        """The indices of the runs by the number of the cell and by its key."""
-        indices_per_cell: list[dict[Hashable, list[int]]] = [{} for _ in range(NUM_CELLS)]
-        for index, run in enumerate(self):
-            for indices_of_cell, cell in zip(indices_per_cell, run.features.cells, strict=True):
-                indices_of_cell.setdefault(cell, []).append(index)
-        return indices_per_cell
+    def _indices_per_cell(self) -> dict[int, dict[Hashable, list[int]]]:
+        """The indices of the runs by the number of the cell, of those asked for, and by its key."""
+        return {}
 
     @cached_property
     def errors(self) -> Floats:
@@ -140,30 +142,34 @@ def read_validated(text: str) -> ValidatedRuns:
     columns = next(rows)
     if not {*COLUMNS} - _LATER <= {*columns} <= {*COLUMNS}:
         raise ValueError("a table of validated runs has other columns than this release writes")
+    pick = itemgetter(*(columns.index(name) if name in columns else len(columns) for name in COLUMNS))
     features: dict[tuple[str, ...], Features] = {}
-    return ValidatedRuns(_parse_run(dict(zip(columns, row, strict=True)), features) for row in rows)
+    return ValidatedRuns(_parse_run(pick((*row, "")), features) for row in rows)
 
 
-def _parse_run(row: Mapping[str, str], shared_features: dict[tuple[str, ...], Features]) -> ValidatedRun:
-    """The run of a row. Runs of equal features share them, and so the names of their cells."""
-    training = row["training"]
-    low = row.get("is_low_precision") or str(is_low_precision(training))
-    key = (*(row.get(name, "") for name in FEATURE_COLUMNS), low)
-    if key not in shared_features:
-        shared_features[key] = Features(
-            row["framework"], row["strategy"], row["gpu"], int(row["nodes"]), int(row["gpus"]), row["fabric"],
-            row["binding"], int(row["parameters"]), int(row["model_ranks"]), row["is_mixture"] == "True",
-            low == "True", tuple(filter(None, row.get("open_settings", "").split(SEPARATOR))),
+def _parse_run(values: Sequence[str], shared_features: dict[tuple[str, ...], Features]) -> ValidatedRun:
+    """The run of a row's values in the order of `COLUMNS`. Runs of equal features share them, and so the
+    names of their cells."""
+    (row_id, source, role, tier,
+     framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, model_ranks, is_mixture, low, open_,
+     model, length, micro_batch_size, accumulation_steps, training, network_gbps, degrees,
+     error, stranger_error, fast, slow) = values  # fmt: skip
+    low = low or str(is_low_precision(training))
+    key = *values[4:14], low, open_
+    features = shared_features.get(key)
+    if features is None:
+        features = shared_features[key] = Features(
+            framework, strategy, gpu, int(nodes), int(gpus), fabric, binding, int(parameters),
+            int(model_ranks), is_mixture == "True", low == "True",
+            tuple(filter(None, open_.split(SEPARATOR))),
         )  # fmt: skip
     settings = Settings(
-        row["model"], int(row["sequence_length"]), int(row["micro_batch_size"]),
-        float(row["gradient_accumulation_steps"]), training, float(row["network_gbps"]), row["degrees"],
+        model, int(length), int(micro_batch_size), float(accumulation_steps), training, float(network_gbps),
+        degrees,
     )  # fmt: skip
-    strangers = row.get("stranger_error", "")
     return ValidatedRun(
-        row["row_id"], row["source"], row["role"], row["tier"], shared_features[key], settings,
-        float(row["error"]), float(strangers) if strangers else None,
-        *(float(row.get(name) or 1.0) for name in INPUT_COLUMNS),
+        row_id, source, role, tier, features, settings, float(error),
+        float(stranger_error) if stranger_error else None, float(fast or 1.0), float(slow or 1.0),
     )  # fmt: skip
 
 

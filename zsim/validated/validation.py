@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import exp, expm1, hypot, log
 from typing import Any
 
@@ -101,10 +101,7 @@ class Validation:
             "worst_absolute_error": self.worst_absolute_error,
             "extrapolates": list(self.extrapolates),
             "unexplained_fraction": self.unexplained,
-            "inputs": [
-                {"what": input_spread.what, "fast": input_spread.fast, "slow": input_spread.slow}
-                for input_spread in self.inputs
-            ],
+            "inputs": [asdict(input_spread) for input_spread in self.inputs],
         }
 
 

@@ -5,11 +5,9 @@ sharded or that every rank holds completely.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.fsdp1.settings import Fsdp1Config
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.framework_hooks import FrameworkHooks, FrozenStorage
 from zsim.plan.moments import (
     EVALUATION,
@@ -23,6 +21,10 @@ from zsim.plan.moments import (
 )
 from zsim.plan.ops import Device
 from zsim.specs.strategy.training import TrainingConfig
+
+if TYPE_CHECKING:
+    from zsim.frameworks.fsdp1.settings import Fsdp1Config
+    from zsim.frameworks.fsdp2.settings import Fsdp2Config
 
 PRETRAINED = "transformers 4.46 modeling_utils.py `load_state_dict`"
 EVERY_RANK = (
@@ -99,7 +101,7 @@ def replicated_moments(state: BetweenSteps) -> Iterator[JobMoment]:
     )  # fmt: skip
 
 
-Config = TypeVar("Config", Fsdp1Config, Fsdp2Config)
+Config = TypeVar("Config", "Fsdp1Config", "Fsdp2Config")
 
 
 class FsdpHooks(FrameworkHooks[Config]):

@@ -165,11 +165,8 @@ class CostTable(StrictTable):
 
 
 if TYPE_CHECKING:
-    from zsim.specs.experiment.rl import RlTable
-    from zsim.specs.experiment.run.run import TrainingRunTable
-
-    _RunTable = TrainingRunTable
-    _RlTable = RlTable
+    from zsim.specs.experiment.rl import RlTable as _RlTable
+    from zsim.specs.experiment.run.run import TrainingRunTable as _RunTable
 else:
     _RlTable = Annotated[Any, LazyModel("zsim.specs.experiment.rl:RlTable")]
     _RunTable = Annotated[Any, LazyModel("zsim.specs.experiment.run.run:TrainingRunTable")]

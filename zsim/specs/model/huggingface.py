@@ -19,26 +19,8 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.model import hub_names
-from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import (
-    classic,
-    decoders,
-    deepseek_v4,
-    delta,
-    encoders,
-    gemma4,
-    gpt,
-    kimi_linear,
-    lfm,
-    minimax,
-    moe_variants,
-    nemotron_h,
-    rwkv,
-    sparse,
-    state_spaces,
-    t5,
-    whisper,
-)
+from zsim.specs.model.config_reader import ConfigReader, builder
+from zsim.specs.model.families import decoders
 from zsim.specs.model.multimodal import add_towers, split_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import kinds_with, role_of
@@ -71,97 +53,102 @@ _MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_
 _ROUTED = {"n_routed_experts": ("num_local_experts",)}
 
 _FAMILIES: dict[str, ModelFamily] = {
-    **{
-        name: ModelFamily(decoders.builder_of(facts), {key: tuple(v) for key, v in facts.aliases.items()})
-        for name, facts in decoders.decoders().items()
-    },
-    "qwen": ModelFamily(classic.qwen),
-    "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
-    "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
-    "longcat_flash": ModelFamily(moe_variants.longcat_flash, {
+    "qwen": ModelFamily(builder("classic.qwen")),
+    "gpt_oss": ModelFamily(builder("moe_variants.gpt_oss"), _MOE_NAMES),
+    "llama4_text": ModelFamily(builder("moe_variants.llama4"), _MOE_NAMES),
+    "longcat_flash": ModelFamily(builder("moe_variants.longcat_flash"), {
         **_ROUTED, "moe_topk": ("num_experts_per_tok",), "ffn_hidden_size": ("intermediate_size",),
         "expert_ffn_hidden_size": ("moe_intermediate_size",),
     }),
-    "gemma4_text": ModelFamily(gemma4.gemma4),
-    "gemma4_unified_text": ModelFamily(gemma4.gemma4_unified),
-    "gemma3n_text": ModelFamily(gemma4.gemma3n),
-    "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
-    "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
-    "gptj": ModelFamily(gpt.gptj, _N_NAMES),
-    "gpt_neo": ModelFamily(gpt.gpt_neo, {
+    "gemma4_text": ModelFamily(builder("gemma4.gemma4")),
+    "gemma4_unified_text": ModelFamily(builder("gemma4.gemma4_unified")),
+    "gemma3n_text": ModelFamily(builder("gemma4.gemma3n")),
+    "gpt2": ModelFamily(builder("gpt.gpt2"), _N_NAMES),
+    "gpt_bigcode": ModelFamily(builder("gpt.gpt_bigcode"), _N_NAMES),
+    "gptj": ModelFamily(builder("gpt.gptj"), _N_NAMES),
+    "gpt_neo": ModelFamily(builder("gpt.gpt_neo"), {
         "num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",),
     }),
-    "gpt_neox": ModelFamily(gpt.gpt_neox),
-    "falcon": ModelFamily(classic.falcon, {
+    "gpt_neox": ModelFamily(builder("gpt.gpt_neox")),
+    "falcon": ModelFamily(builder("classic.falcon"), {
         "num_hidden_layers": ("n_layer",), "num_attention_heads": ("n_head",), "num_kv_heads": ("n_head_kv",),
     }),
-    "mpt": ModelFamily(classic.mpt, {
+    "mpt": ModelFamily(builder("classic.mpt"), {
         "d_model": ("hidden_size",), "n_heads": ("num_attention_heads",), "n_layers": ("num_hidden_layers",),
     }),
-    "bloom": ModelFamily(classic.bloom, {
+    "bloom": ModelFamily(builder("classic.bloom"), {
         "hidden_size": ("n_embed",), "n_layer": ("num_hidden_layers",), "n_head": ("num_attention_heads",),
     }),
-    "opt": ModelFamily(classic.opt),
-    "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
-    "qwen3_5_text": ModelFamily(delta.qwen3_5),
-    "qwen3_5_moe_text": ModelFamily(delta.qwen3_5_moe, _MOE_NAMES),
-    "lara_mini": ModelFamily(delta.lara_mini, _MOE_NAMES),
-    "olmo_hybrid": ModelFamily(delta.olmo_hybrid),
-    "nemotron_h": ModelFamily(nemotron_h.nemotron_h, {
+    "opt": ModelFamily(builder("classic.opt")),
+    "qwen3_next": ModelFamily(builder("delta.qwen3_next"), _MOE_NAMES),
+    "qwen3_5_text": ModelFamily(builder("delta.qwen3_5")),
+    "qwen3_5_moe_text": ModelFamily(builder("delta.qwen3_5_moe"), _MOE_NAMES),
+    "lara_mini": ModelFamily(builder("delta.lara_mini"), _MOE_NAMES),
+    "olmo_hybrid": ModelFamily(builder("delta.olmo_hybrid")),
+    "nemotron_h": ModelFamily(builder("nemotron_h.nemotron_h"), {
         **_ROUTED, "n_groups": ("mamba_n_groups",), "conv_kernel": ("mamba_d_conv",),
         "chunk_size": ("mamba_chunk_size",), "use_conv_bias": ("mamba_conv_bias",),
     }),
     "granitemoehybrid": ModelFamily(
-        state_spaces.granitemoehybrid, {"layer_types": ("layers_block_type",), **_MOE_NAMES}
+        builder("state_spaces.granitemoehybrid"), {"layer_types": ("layers_block_type",), **_MOE_NAMES}
     ),
-    "bamba": ModelFamily(state_spaces.bamba),
-    "jamba": ModelFamily(state_spaces.jamba, _MOE_NAMES),
-    "falcon_h1": ModelFamily(state_spaces.falcon_h1),
+    "bamba": ModelFamily(builder("state_spaces.bamba")),
+    "jamba": ModelFamily(builder("state_spaces.jamba"), _MOE_NAMES),
+    "falcon_h1": ModelFamily(builder("state_spaces.falcon_h1")),
     "zamba2": ModelFamily(
-        state_spaces.zamba2, {"layer_types": ("layers_block_type",), "head_dim": ("attention_head_dim",)}
+        builder("state_spaces.zamba2"),
+        {"layer_types": ("layers_block_type",), "head_dim": ("attention_head_dim",)},
     ),
-    "kimi_linear": ModelFamily(kimi_linear.kimi_linear, {
+    "kimi_linear": ModelFamily(builder("kimi_linear.kimi_linear"), {
         "num_local_experts": ("num_experts",), "num_experts_per_tok": ("num_experts_per_token",),
         "n_shared_experts": ("num_shared_experts",), "num_expert_group": ("n_group",),
     }),
-    "bailing_hybrid": ModelFamily(kimi_linear.bailing_hybrid, {
+    "bailing_hybrid": ModelFamily(builder("kimi_linear.bailing_hybrid"), {
         "num_local_experts": ("num_experts",), "n_shared_experts": ("num_shared_experts",),
     }),
-    "deepseek_v32": ModelFamily(sparse.deepseek_v32, _ROUTED),
-    "deepseek_v4": ModelFamily(deepseek_v4.deepseek_v4, _ROUTED),
-    "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, _ROUTED),
-    "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
-    **dict.fromkeys(("minimax_m3", "minimax_m3_vl_text"), ModelFamily(minimax.minimax_m3, _MOE_NAMES)),
-    "lfm2": ModelFamily(lfm.lfm2),
-    "lfm2_moe": ModelFamily(lfm.lfm2_moe, _MOE_NAMES),
-    "lfm3": ModelFamily(lfm.lfm3),
-    **dict.fromkeys(("rwkv7", "rwkv7_fla"), ModelFamily(rwkv.rwkv7)),
-    "bert": ModelFamily(encoders.bert),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ModelFamily(encoders.roberta)),
-    "modernbert": ModelFamily(encoders.modernbert),
-    **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(t5.t5, _T5_NAMES)),
-    "whisper": ModelFamily(whisper.whisper, {"d_model": ("hidden_size",)}),
+    "deepseek_v32": ModelFamily(builder("sparse.deepseek_v32"), _ROUTED),
+    "deepseek_v4": ModelFamily(builder("deepseek_v4.deepseek_v4"), _ROUTED),
+    "glm_moe_dsa": ModelFamily(builder("sparse.glm_moe_dsa"), _ROUTED),
+    "minimax": ModelFamily(builder("minimax.minimax"), _MOE_NAMES),
+    **dict.fromkeys(
+        ("minimax_m3", "minimax_m3_vl_text"), ModelFamily(builder("minimax.minimax_m3"), _MOE_NAMES)
+    ),
+    "lfm2": ModelFamily(builder("lfm.lfm2")),
+    "lfm2_moe": ModelFamily(builder("lfm.lfm2_moe"), _MOE_NAMES),
+    "lfm3": ModelFamily(builder("lfm.lfm3")),
+    **dict.fromkeys(("rwkv7", "rwkv7_fla"), ModelFamily(builder("rwkv.rwkv7"))),
+    "bert": ModelFamily(builder("encoders.bert")),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ModelFamily(builder("encoders.roberta"))),
+    "modernbert": ModelFamily(builder("encoders.modernbert")),
+    **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(builder("t5.t5"), _T5_NAMES)),
+    "whisper": ModelFamily(builder("whisper.whisper"), {"d_model": ("hidden_size",)}),
 }  # fmt: skip
 
 
 class _Families(Mapping[str, ModelFamily]):
-    """The families above, and those that frameworks have (`FAMILIES` in their module `model_families`).
+    """The decoders, the families above, and those that frameworks have (`FAMILIES` in their module
+    `model_families`).
 
-    A framework's are imported only when they are needed.
+    Each is read or imported only when it is needed.
     """
 
     def __getitem__(self, model_type: str) -> ModelFamily:
+        if model_type in decoders.names():
+            facts = decoders.decoder(model_type)
+            return ModelFamily(
+                decoders.builder_of(facts), {key: tuple(v) for key, v in facts.aliases.items()}
+            )
         family = _FAMILIES.get(model_type)
         return self._framework_families()[model_type] if family is None else family
 
     def __iter__(self) -> Iterator[str]:
         inserted = self._framework_families()
-        for model_type in _FAMILIES:
+        for model_type in (*decoders.names(), *_FAMILIES):
             yield from (name for name, family in inserted.items() if family.listed_before == model_type)
             yield model_type
 
     def __len__(self) -> int:
-        return len(_FAMILIES) + len(self._framework_families())
+        return len(decoders.names()) + len(_FAMILIES) + len(self._framework_families())
 
     def _framework_families(self) -> dict[str, ModelFamily]:
         kinds = kinds_with("model_families")

@@ -7,29 +7,25 @@ transformers 5.24 (`modeling_*.py` of each type), where the language model is un
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.image_features import ImageFeatures
-from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import audio_towers, qwen_towers, towers
-from zsim.specs.model.spec import Block, ModelSpec, Module, Tower
+from zsim.specs.model.config_reader import ConfigReader, builder
+from zsim.specs.model.spec import Block, ModelSpec, Module
 
 TEXT_ONLY = "text_only"
 """The key of a model that asks for its language model alone."""
-
-
-Builder = Callable[[ConfigReader, int], Tower]
 
 
 @dataclass(frozen=True, slots=True)
 class MultimodalFamily:
     """The towers of a `model_type`."""
 
-    tower: Builder | None
-    """The builder of its vision tower, from its configuration and the language model's width."""
+    tower: str | None
+    """The builder of its vision tower, from its configuration and the language model's width (`builder`)."""
     text_type: str
     """The type of the language model where the file does not say it."""
     root: str = "model.language_model"
@@ -43,14 +39,14 @@ class MultimodalFamily:
     """The sizes of the vision tower of a file without its configuration."""
     has_optional_towers: bool = False
     """A tower without its configuration is not there. False for one with the sizes of the class."""
-    audio: Builder | None = None
+    audio: str | None = None
     """The builder of its tower of sounds, which runs first."""
 
     @property
-    def builders(self) -> Mapping[str, Builder]:
+    def builders(self) -> Mapping[str, str]:
         """Builders of towers by the keys of their configurations, in the order in which they run."""
         builders = {"audio_config": self.audio, "vision_config": self.tower}
-        return {key: builder for key, builder in builders.items() if builder is not None}
+        return {key: name for key, name in builders.items() if name is not None}
 
 
 _PROJECTOR = ("projector_hidden_size", "projector_hidden_act", "projector_bias", "multimodal_projector_bias")
@@ -59,50 +55,51 @@ _LLAMA = {
     "num_attention_heads": 32,
 }  # fmt: skip
 _QWEN2 = {**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016}
+_QWEN3_VL = "qwen_towers.qwen3_vl_tower"
 _IDEFICS3 = MultimodalFamily(
-    towers.idefics3_tower, "llama", "model.text_model", tower_keys=("scale_factor",), text_defaults=_LLAMA
+    "towers.idefics3_tower", "llama", "model.text_model", tower_keys=("scale_factor",), text_defaults=_LLAMA
 )
 
 MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
-    "qwen2_vl": MultimodalFamily(qwen_towers.qwen2_vl_tower, "qwen2_vl_text"),
-    "qwen2_5_vl": MultimodalFamily(qwen_towers.qwen2_5_vl_tower, "qwen2_5_vl_text"),
-    "qwen3_vl": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_vl_text"),
-    "qwen3_vl_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_vl_moe_text"),
-    "qwen3_5": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_text"),
-    "qwen3_5_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_moe_text"),
+    "qwen2_vl": MultimodalFamily("qwen_towers.qwen2_vl_tower", "qwen2_vl_text"),
+    "qwen2_5_vl": MultimodalFamily("qwen_towers.qwen2_5_vl_tower", "qwen2_5_vl_text"),
+    "qwen3_vl": MultimodalFamily(_QWEN3_VL, "qwen3_vl_text"),
+    "qwen3_vl_moe": MultimodalFamily(_QWEN3_VL, "qwen3_vl_moe_text"),
+    "qwen3_5": MultimodalFamily(_QWEN3_VL, "qwen3_5_text"),
+    "qwen3_5_moe": MultimodalFamily(_QWEN3_VL, "qwen3_5_moe_text"),
     "paligemma": MultimodalFamily(
-        towers.paligemma_tower, "gemma", tower_keys=("projection_dim",),
+        "towers.paligemma_tower", "gemma", tower_keys=("projection_dim",),
         text_defaults={"tie_word_embeddings": True},
         tower_defaults={
             "hidden_size": 1152, "intermediate_size": 4096, "patch_size": 14, "num_hidden_layers": 27,
             "num_attention_heads": 16, "vision_use_head": False,
         },
     ),
-    "gemma3": MultimodalFamily(towers.siglip_tower, "gemma3_text"),
+    "gemma3": MultimodalFamily("towers.siglip_tower", "gemma3_text"),
     "gemma4": MultimodalFamily(
-        towers.gemma4_tower, "gemma4_text", audio=audio_towers.gemma4_sounds, has_optional_towers=True
+        "towers.gemma4_tower", "gemma4_text", audio="audio_towers.gemma4_sounds", has_optional_towers=True
     ),
     "gemma4_unified": MultimodalFamily(
-        towers.gemma4_unified_tower, "gemma4_unified_text", audio=audio_towers.gemma4_unified_sounds,
+        "towers.gemma4_unified_tower", "gemma4_unified_text", audio="audio_towers.gemma4_unified_sounds",
         has_optional_towers=True,
     ),
-    "glm4v": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_text"),
-    "glm46v": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_text"),
-    "glm4v_moe": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_moe_text"),
+    "glm4v": MultimodalFamily("qwen_towers.glm4v_tower", "glm4v_text"),
+    "glm46v": MultimodalFamily("qwen_towers.glm4v_tower", "glm4v_text"),
+    "glm4v_moe": MultimodalFamily("qwen_towers.glm4v_tower", "glm4v_moe_text"),
     "kimi_k25": MultimodalFamily(
-        qwen_towers.kimi_k25_tower, "deepseek_v3", tower_keys=("projection_hidden_size",)
+        "qwen_towers.kimi_k25_tower", "deepseek_v3", tower_keys=("projection_hidden_size",)
     ),
     "kimi_vl": MultimodalFamily(
-        qwen_towers.kimi_vl_tower, "deepseek_v3", "language_model.model", "language_model.lm_head"
+        "qwen_towers.kimi_vl_tower", "deepseek_v3", "language_model.model", "language_model.lm_head"
     ),
-    "internvl": MultimodalFamily(towers.internvit_tower, "qwen2"),
+    "internvl": MultimodalFamily("towers.internvit_tower", "qwen2"),
     "mistral3": MultimodalFamily(
-        towers.pixtral_tower, "mistral",
+        "towers.pixtral_tower", "mistral",
         tower_keys=("spatial_merge_size", "vision_feature_layer", *_PROJECTOR),
         tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
     ),
     "llava": MultimodalFamily(
-        towers.llava_tower, "llama", text_defaults=_LLAMA,
+        "towers.llava_tower", "llama", text_defaults=_LLAMA,
         tower_keys=("vision_feature_layer", "vision_feature_select_strategy", *_PROJECTOR),
         tower_defaults={
             "hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
@@ -110,37 +107,38 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
         },
     ),
     "lfm2_vl": MultimodalFamily(
-        towers.lfm2_vl_tower, "lfm2", tower_keys=("downsample_factor", "projector_use_layernorm", *_PROJECTOR)
+        "towers.lfm2_vl_tower", "lfm2",
+        tower_keys=("downsample_factor", "projector_use_layernorm", *_PROJECTOR),
     ),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
-    "minimax_m3_vl": MultimodalFamily(towers.minimax_m3_tower, "minimax_m3_vl_text", tower_keys=_PROJECTOR),
-    "step3p7": MultimodalFamily(towers.step3p7_tower, "step3p5", tower_keys=_PROJECTOR),
+    "minimax_m3_vl": MultimodalFamily("towers.minimax_m3_tower", "minimax_m3_vl_text", tower_keys=_PROJECTOR),
+    "step3p7": MultimodalFamily("towers.step3p7_tower", "step3p5", tower_keys=_PROJECTOR),
     "llama4": MultimodalFamily(
-        towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
+        "towers.llama4_tower", "llama4_text", "language_model.model", "language_model.lm_head"
     ),
-    "exaone4_5": MultimodalFamily(qwen_towers.qwen2_5_vl_tower, "exaone4"),
+    "exaone4_5": MultimodalFamily("qwen_towers.qwen2_5_vl_tower", "exaone4"),
     "qwen2_audio": MultimodalFamily(
-        None, "qwen2", audio=audio_towers.qwen2_audio_tower, text_defaults=_QWEN2
+        None, "qwen2", audio="audio_towers.qwen2_audio_tower", text_defaults=_QWEN2
     ),
     "voxtral": MultimodalFamily(
-        None, "llama", tower_keys=_PROJECTOR, audio=audio_towers.voxtral_tower,
+        None, "llama", tower_keys=_PROJECTOR, audio="audio_towers.voxtral_tower",
         text_defaults={
             "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
             "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
         },
     ),
     "audioflamingo3": MultimodalFamily(
-        None, "qwen2", tower_keys=_PROJECTOR, audio=audio_towers.audio_flamingo_tower, text_defaults=_QWEN2
+        None, "qwen2", tower_keys=_PROJECTOR, audio="audio_towers.audio_flamingo_tower", text_defaults=_QWEN2
     ),
     "qwen3_asr": MultimodalFamily(
-        None, "qwen3", audio=audio_towers.qwen3_asr_tower, text_defaults={"tie_word_embeddings": True}
+        None, "qwen3", audio="audio_towers.qwen3_asr_tower", text_defaults={"tie_word_embeddings": True}
     ),
     "qwen2_5_omni_thinker": MultimodalFamily(
-        qwen_towers.qwen2_5_vl_tower, "qwen2_5_omni_text", audio=audio_towers.qwen2_5_omni_tower
+        "qwen_towers.qwen2_5_vl_tower", "qwen2_5_omni_text", audio="audio_towers.qwen2_5_omni_tower"
     ),
     "qwen3_omni_moe_thinker": MultimodalFamily(
-        qwen_towers.qwen3_vl_tower, "qwen3_omni_moe_text", audio=audio_towers.qwen3_omni_tower
+        _QWEN3_VL, "qwen3_omni_moe_text", audio="audio_towers.qwen3_omni_tower"
     ),
 }  # fmt: skip
 _TOWERS = ("vision_config", "audio_config", "vision_tower_config")
@@ -157,7 +155,7 @@ class ModelParts:
     text: Mapping[str, Any]
     where: str
     """The language model's part, in messages."""
-    towers: Sequence[tuple[ConfigReader, Builder]] = ()
+    towers: Sequence[tuple[ConfigReader, str]] = ()
     """The parts of towers, in the order in which they run. Empty for a language model by itself."""
     family: MultimodalFamily | None = None
 
@@ -212,8 +210,8 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
     reader = ConfigReader(config, name, source, model_type)
     projector = {key: config[key] for key in family.tower_keys if key in config}
     tower_configs = [
-        (_tower_config(reader, key, family).add_defaults(**projector), builder)
-        for key, builder in family.builders.items()
+        (_tower_config(reader, key, family).add_defaults(**projector), builder_name)
+        for key, builder_name in family.builders.items()
         if config.get(key) is not None or not family.has_optional_towers
     ]
     return ModelParts(text, where, tower_configs, family)
@@ -245,9 +243,9 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
         )
 
     deep = sum(
-        qwen_towers.num_deep_features(part)
-        for part, builder in config.towers
-        if builder is qwen_towers.qwen3_vl_tower
+        builder("qwen_towers.num_deep_features")(part)
+        for part, builder_name in config.towers
+        if builder_name == _QWEN3_VL
     )
 
     def rename_all(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -262,7 +260,7 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
         block_prefix=rename(model.block_prefix),
         registered_before_blocks=rename_all(model.registered_before_blocks),
         registered_after_blocks=rename_all(model.registered_after_blocks),
-        towers=tuple(builder(part, model.hidden_size) for part, builder in config.towers),
+        towers=tuple(builder(name)(part, model.hidden_size) for part, name in config.towers),
     )
 
 

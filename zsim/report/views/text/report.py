@@ -104,12 +104,16 @@ def _screen(
     Notes that make it longer than a screen are cut to a line each. The last of those without room even then
     are left to the full report.
     """
+    from rich.segment import SegmentLines
+
     referred_notes = allocator_sentences(report)
     notes = [*referred_notes, *report.input_notes, *moment_notes(report)]
     num_assumed = len(report.notes) - len(report.input_notes) - len(referred_notes)
-    sections = [*_answers(report), *_tables(report, is_plain)]
+    blocks = [
+        console.render_lines(block, pad=False) for block in (*_answers(report), *_tables(report, is_plain))
+    ]
     room = _SCREEN_LINES - 4 - (num_files + 1 if num_files else 0)
-    room -= sum(_num_lines(section, console) + 1 for section in sections)
+    room -= sum(len(lines) + 1 for lines in blocks)
     num_left, whole_notes = 0, notes
     if sum(_num_lines(_note(note), console) for note in notes) > room:
         whole_notes = notes[: max(room, _FEWEST_NOTES)]
@@ -123,7 +127,7 @@ def _screen(
         *([f"{num_assumed} notes on what is assumed"] if num_assumed else []),
     ]
     rest = f"--full adds {', '.join(additions[:-1])} and {additions[-1]}."
-    return sections, notes, rest
+    return [SegmentLines(lines, new_lines=True) for lines in blocks], notes, rest
 
 
 def _num_lines(section: RenderableType, console: Console) -> int:

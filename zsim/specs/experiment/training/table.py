@@ -27,18 +27,9 @@ from zsim.specs.strategy.training import (
 from zsim.units import Length
 
 AttentionChoice = Literal[
-    "flash",
-    "flash1",
-    "flash1-triton",
-    "flash2",
-    "flash2-deterministic",
-    "flash3",
-    "flash4",
-    "efficient",
-    "cudnn",
-    "cudnn-deterministic",
-    "math",
-]
+    "flash", "flash1", "flash1-triton", "flash2", "flash2-deterministic", "flash3", "flash4", "efficient",
+    "cudnn", "cudnn-deterministic", "math",
+]  # fmt: skip
 
 
 class TrainingTable(StrictTable):

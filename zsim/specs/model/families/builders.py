@@ -207,3 +207,8 @@ def set_registration(block: Block, *order: str) -> Block:
     owners = {module.name for module in block.modules if module.parameters}
     assert set(order) >= owners, (block.kind, owners - set(order))
     return Block(block.kind, block.modules, tuple(name for name in dict.fromkeys(order) if name in owners))
+
+
+def rename_modules(modules: list[Module], old: str, new: str) -> list[Module]:
+    """Modules with `old` replaced in their names."""
+    return [replace(module, name=module.name.replace(old, new, 1)) for module in modules]

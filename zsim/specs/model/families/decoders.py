@@ -7,14 +7,16 @@ Keys of its `config.json` stand for what the file says of a bias or a count.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from zsim.files import preset_table
+from zsim.files import PRESETS
 from zsim.operations.operation import Operation
 from zsim.operations.router import Router, ScoreFunction
 from zsim.specs.model.config_reader import ConfigReader
@@ -26,6 +28,7 @@ from zsim.specs.model.families.builders import (
     layer_norm,
     linear,
     plain_mlp,
+    rename_modules,
     replace_op_fields,
     residual,
     rms_norm,
@@ -42,7 +45,6 @@ from zsim.specs.model.families.llama import (
     partial_rotary,
     rotary_layers,
 )
-from zsim.specs.model.families.mixers import rename_modules
 from zsim.specs.model.families.moe import dense_layers, routed_mlp
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 
@@ -226,16 +228,30 @@ class Decoder(_Table):
 
 
 @cache
-def decoders() -> dict[str, Decoder]:
-    """The families of the table, by their `model_type`."""
-    tables = preset_table("decoders")
-    return {name: Decoder.model_validate(_whole_table(tables, name)) for name in tables}
+def _texts() -> Mapping[str, str]:
+    """The part of the file of each family. To parse all takes longer than all else that a model needs."""
+    texts: dict[str, str] = {}
+    for text in re.split(r"^(?=\[)", (PRESETS / "decoders.toml").read_text(encoding="utf-8"), flags=re.M)[1:]:
+        name = re.split(r"[].]", text[1:], maxsplit=1)[0]
+        texts[name] = texts.get(name, "") + text
+    return texts
 
 
-def _whole_table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+def names() -> Collection[str]:
+    """The `model_type` of each family of the table."""
+    return _texts().keys()
+
+
+@cache
+def decoder(name: str) -> Decoder:
+    """The family of a `model_type` of the table."""
+    return Decoder.model_validate(_whole_table(name))
+
+
+def _whole_table(name: str) -> dict[str, Any]:
     """A family's table over that of the family which it extends."""
-    table = dict(tables[name])
-    base = _whole_table(tables, table.pop("extends")) if "extends" in table else {}
+    table = tomllib.loads(_texts()[name])[name]
+    base = _whole_table(table.pop("extends")) if "extends" in table else {}
     experts = {**base.get("experts", {}), **table.get("experts", {})}
     return {**base, **table, **({"experts": experts} if experts else {})}
 

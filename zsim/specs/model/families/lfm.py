@@ -17,12 +17,13 @@ from zsim.specs.model.families.builders import (
     embedding,
     language_model,
     linear,
+    rename_modules,
     residual,
     rms_norm,
     set_registration,
 )
 from zsim.specs.model.families.llama import Shape, attention_modules, build_unique_blocks, layer_windows
-from zsim.specs.model.families.mixers import FULL, layer_kinds, rename_modules
+from zsim.specs.model.families.mixers import FULL, layer_kinds
 from zsim.specs.model.families.moe import routed_mlp
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter
 

@@ -6,7 +6,7 @@ Names and shapes as in transformers 5.24.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zsim.operations.mixers.convolution import Convolution
 from zsim.operations.mixers.gated_delta import GatedDelta
@@ -256,8 +256,3 @@ def gated_attention(
         if module.role is Role.MIXER:
             modules.append(activation("self_attn.gate", queries, "sigmoid", gated=True))
     return modules
-
-
-def rename_modules(modules: list[Module], old: str, new: str) -> list[Module]:
-    """Modules with `old` replaced in their names."""
-    return [replace(module, name=module.name.replace(old, new, 1)) for module in modules]

@@ -14,6 +14,7 @@ from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
     language_model,
+    rename_modules,
     replace_op_fields,
     residual,
     rms_norm,
@@ -32,7 +33,6 @@ from zsim.specs.model.families.llama import (
     pre_norm_block,
     rotary_layers,
 )
-from zsim.specs.model.families.mixers import rename_modules
 from zsim.specs.model.families.moe import registration_order, routed_mlp
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 

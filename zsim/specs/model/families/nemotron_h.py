@@ -20,13 +20,14 @@ from zsim.specs.model.families.builders import (
     language_model,
     linear,
     plain_mlp,
+    rename_modules,
     replace_op_fields,
     residual,
     rms_norm,
     set_registration,
 )
 from zsim.specs.model.families.llama import Shape, attention_modules, build_unique_blocks
-from zsim.specs.model.families.mixers import FULL, LINEAR, rename_modules, state_space_layer
+from zsim.specs.model.families.mixers import FULL, LINEAR, state_space_layer
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter
 
 EXPERTS, MLP = "moe", "mlp"
