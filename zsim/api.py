@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zsim import garbage_collection
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
@@ -37,6 +36,7 @@ class Result(Displayable):
     writes the files of `zsim run --out` but for the traces, and `trust` says how far to believe it.
     """
 
+    file: ClassVar[str] = "report"
     job: Job
     step: SimulatedStep
     report: Report
@@ -87,11 +87,13 @@ class Result(Displayable):
 
         return report_plots(self.report, self.trace)
 
-    def pages(self) -> Mapping[str, str]:
+    def page(self) -> str:
         from zsim.report.views.html.report import html_report
 
-        content = json.dumps(self.report.to_dict(), indent=1) + "\n"
-        return {"report.html": html_report(self.report, self.trace), "report.json": content}
+        return html_report(self.report, self.trace)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.report.to_dict()
 
     @property
     def trust(self) -> Trust:

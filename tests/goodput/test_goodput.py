@@ -15,7 +15,7 @@ import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.goodput.page import goodput_page, trust_rows
+from zsim.goodput.page import trust_rows
 from zsim.goodput.prepared import prepare
 from zsim.goodput.runs import Draw, run_draws, wake_processes
 from zsim.goodput.scenario import Failures
@@ -219,7 +219,7 @@ def test_small_losses_of_a_long_run_have_units_of_their_own(whole: Any) -> None:
 
 
 def test_the_page_shows_a_run_with_its_failures(whole: Any) -> None:
-    text = goodput_page(whole)
+    text = whole.page()
     for name in ("waterfall", "progress", "timeline", "interval", "spares", "causes", "days"):
         assert f'id="plot-{name}"' in text, name
     assert "effective training time ratio" in text

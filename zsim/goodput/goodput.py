@@ -10,7 +10,7 @@ from itertools import count
 
 from zsim.errors import InputError
 from zsim.goodput.prepared import PreparedRun
-from zsim.goodput.result import SimulatedRun, mode_choices, spare_choices
+from zsim.goodput.result import RunResult, mode_choices, spare_choices
 from zsim.goodput.runs import (
     Draw,
     Pilot,
@@ -45,7 +45,7 @@ def simulate_prepared(
     jobs: int | None = None,
     compares: bool = True,
     on_done: OnDone | None = None,
-) -> SimulatedRun:
+) -> RunResult:
     """Simulate the run of `[run]` from the first step on, once per seed. Its steps are simulated already.
 
     With `compares` it also tries other intervals, modes and spares. `on_done` is told the progress: one of
@@ -96,7 +96,7 @@ def simulate_prepared(
             f"{format_duration(scenario.ideal_seconds)}; {_REMEDIES}"
         )
     typical = TrainingRun(draw.scenario, runs.typical_seed(), is_recorded=True).train()
-    return SimulatedRun(
+    return RunResult(
         prepared,
         runs,
         scenario.phases[0].saves.every * scenario.phases[0].step_seconds,

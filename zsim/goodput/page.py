@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from zsim.goodput.progress import Span
-from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import HIGH, LOW, quantile
-from zsim.goodput.text import (
-    MEANINGS,
-    detail_sentences,
-    diverging_sentence,
-    headline,
-    proportional_days,
-    shortening_sentences,
-    step_trust,
-    verdict_sentence,
-)
+from zsim.goodput.text import MEANINGS, proportional_days, step_trust
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
 from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.units import format_seconds
+
+if TYPE_CHECKING:
+    from zsim.goodput.result import RunResult
 
 # Names and meanings of `definitions`, by whom they are from.
 DEFINITIONS = {
@@ -60,37 +54,33 @@ _NARROWED_BY = {
 }
 
 
-def goodput_page(run: SimulatedRun) -> str:
-    """The page as text."""
-    sections = [
-        Section("Where the days go", [
-            ("waterfall", "Mean of all runs.", waterfall(run)),
-        ], ResultTable("", _DEFINITIONS, _definitions(run))),
-        Section("A run with its failures", [
-            ("progress", "The run of the median's days: steps done over time; dotted: without stops. Marked: "
-             "failures, by cause.", progress(run)),
-            ("timeline", "The same run, where it does not train.", timeline(run)),
-        ]),
-    ]  # fmt: skip
+def goodput_sections(run: RunResult) -> Iterator[Section]:
+    """What the page shows, in order."""
+    drawn = partial(partial, run=run)
+    yield Section("Where the days go", [
+        ("waterfall", "Mean of all runs.", drawn(waterfall)),
+    ], ResultTable("", _DEFINITIONS, _definitions(run)))  # fmt: skip
+    yield Section("A run with its failures", [
+        ("progress", "The run of the median's days: steps done over time; dotted: without stops. Marked: "
+         "failures, by cause.", drawn(progress)),
+        ("timeline", "The same run, where it does not train.", drawn(timeline)),
+    ])  # fmt: skip
     if run.curve is not None:
         caption = "Goodput by work between two saves, simulated; the same failures strike all."
         modes = ResultTable("", _MODES, _modes(run)) if run.modes else None
-        sections.append(Section("How often to save", [("interval", caption, interval(run))], modes))
+        yield Section("How often to save", [("interval", caption, drawn(interval))], modes)
     if len(run.spares) > 1:
         caption = "Goodput, and GPU-hours with the idle spares over those of the steps alone."
-        sections.append(Section("How many spares pay", [("spares", caption, spares(run))]))
-    causes_plot = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
+        yield Section("How many spares pay", [("spares", caption, drawn(spares))])
+    causes_plot = "causes", "Lost GPU-hours by cause, mean of all runs.", drawn(causes)
     columns = columns_of("cause", "in a run", "lost GPU-hours")
-    sections.append(Section("Failures", [causes_plot], ResultTable("", columns, _causes(run))))
+    yield Section("Failures", [causes_plot], ResultTable("", columns, _causes(run)))
     unit = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
-    sections.append(Section("All runs", [("days", f"{unit} of every run.", days(run))]))
-    sections.append(Section("Should I believe this?", table=ResultTable("", _TRUST, [*trust_rows(run)])))
-    summary = [verdict_sentence(run), *([diverging_sentence(run)] if run.is_diverging else [])]
-    summary += shortening_sentences(run)
-    return page(headline(run), "goodput", sections, " ".join([*summary, *detail_sentences(run)]))
+    yield Section("All runs", [("days", f"{unit} of every run.", drawn(days))])
+    yield Section("Should I believe this?", table=ResultTable("", _TRUST, [*trust_rows(run)]))
 
 
-def waterfall(run: SimulatedRun) -> Figure:
+def waterfall(run: RunResult) -> Figure:
     """Days by bin, each beginning where the last one ends."""
     figure, start_seconds = Figure(layout(380, showlegend=False)), 0.0
     for name, seconds in run.runs.seconds_by_bin().items():
@@ -119,11 +109,11 @@ def _length(seconds: float) -> str:
     return f"{seconds:.2g} s"
 
 
-def _spans(run: SimulatedRun) -> list[Span]:
+def _spans(run: RunResult) -> list[Span]:
     return (run.typical.spans or [])[:_MAX_SPANS]
 
 
-def progress(run: SimulatedRun) -> Figure:
+def progress(run: RunResult) -> Figure:
     """Steps over days, with every failure."""
     spans = _spans(run)
     figure = Figure(layout(420))
@@ -152,7 +142,7 @@ def progress(run: SimulatedRun) -> Figure:
     return figure
 
 
-def timeline(run: SimulatedRun) -> Figure:
+def timeline(run: RunResult) -> Figure:
     """One bar per stop, at its day."""
     figure = Figure(layout(320, barmode="overlay"))
     for name in MEANINGS:
@@ -174,7 +164,7 @@ def timeline(run: SimulatedRun) -> Figure:
     return figure
 
 
-def interval(run: SimulatedRun) -> Figure:
+def interval(run: RunResult) -> Figure:
     curve = run.curve
     assert curve is not None
     figure = Figure(layout(380))
@@ -195,7 +185,7 @@ def interval(run: SimulatedRun) -> Figure:
     return figure
 
 
-def spares(run: SimulatedRun) -> Figure:
+def spares(run: RunResult) -> Figure:
     figure = Figure(layout(340))
     for name, values, color in (
         ("goodput, %", [choice.goodput_fraction * 100 for choice in run.spares], COLORS["steps"]),
@@ -212,7 +202,7 @@ def spares(run: SimulatedRun) -> Figure:
     return figure
 
 
-def causes(run: SimulatedRun) -> Figure:
+def causes(run: RunResult) -> Figure:
     hours = run.lost_gpu_hours
     figure = Figure(layout(max(160, 60 + 26 * len(hours)), showlegend=False))
     figure.add_bar(
@@ -224,7 +214,7 @@ def causes(run: SimulatedRun) -> Figure:
     return figure
 
 
-def days(run: SimulatedRun) -> Figure:
+def days(run: RunResult) -> Figure:
     """Runs in the order of their days, or of the goodput that they have in as many days."""
     if run.runs.scenario.horizon_seconds is None:
         ordered, title, hover_text = sorted(run.runs.days), "days", "take at most %{y:.2f} days"
@@ -248,14 +238,14 @@ def days(run: SimulatedRun) -> Figure:
     return figure
 
 
-def _definitions(run: SimulatedRun) -> Sequence[Sequence[str]]:
+def _definitions(run: RunResult) -> Sequence[Sequence[str]]:
     return [
         [name.replace("_", " "), "-" if value is None else f"{value * 100:.2f} %", DEFINITIONS[name]]
         for name, value in run.definitions.items()
     ]
 
 
-def _modes(run: SimulatedRun) -> Sequence[Sequence[str]]:
+def _modes(run: RunResult) -> Sequence[Sequence[str]]:
     return [
         [choice.mode, "", "", choice.error]
         if choice.error is not None
@@ -265,7 +255,7 @@ def _modes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     ]  # fmt: skip
 
 
-def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
+def _causes(run: RunResult) -> Sequence[Sequence[str]]:
     counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
     return [
         [name, f"{counts.get(name, 0.0):,.2f}", f"{hours.get(name, 0.0):,.1f}"]
@@ -273,7 +263,7 @@ def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     ]
 
 
-def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
+def trust_rows(run: RunResult) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
     first = run.prepared.first
     weakest = ", ".join(f"{part} {grade}" for part, grade in first.result.report.evidence.items())

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from zsim.errors import ZsimError
+from zsim.goodput import page, text
 from zsim.goodput.checkpoints.cost import STATED_KEYS
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.progress import RunLedger
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
 from zsim.goodput.scenario import Checkpoint
 from zsim.goodput.search import IntervalCurve, estimate_repairs, run_comparable, starting_interval
+from zsim.report.fit import fit_of
 from zsim.report.report import Report
+from zsim.report.views.result import Displayable, Section
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.experiment.run.failures import resolve_failures
 from zsim.specs.experiment.run.run import resolve_storage
@@ -130,10 +134,11 @@ class RunBill:
     """None where the GPU's power is not known."""
 
 
-@dataclass(frozen=True)
-class SimulatedRun:
-    """An experiment's run."""
+@dataclass(frozen=True, repr=False)
+class RunResult(Displayable):
+    """An experiment's run of days: `expected_days`, `goodput_fraction`, and where the days go."""
 
+    file: ClassVar[str] = "goodput"
     prepared: PreparedRun
     runs: Runs
     work_seconds: float
@@ -309,6 +314,29 @@ class SimulatedRun:
             name: source_table if source_table.source != UNSAID else source_table.model_copy(update=stated)
             for name, source_table in tables.items()
         }
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Where the days go, mean of all seeds: days and fraction by kind of time."""
+        seconds_per_bin = self.runs.seconds_by_bin()
+        total_seconds = sum(seconds_per_bin.values())
+        return [
+            {"part": name, "days": seconds / _DAY, "time_fraction": seconds / total_seconds}
+            for name, seconds in seconds_per_bin.items()
+        ]
+
+    def headline(self) -> str:
+        label = self.verdict.label if self.prepared.first.full_step else fit_of(self.tightest_report).label
+        return f"{text.headline(self)}. {label}."
+
+    def lines(self) -> Iterator[str]:
+        return text.goodput_lines(self)
+
+    def sections(self) -> Iterator[Section]:
+        return page.goodput_sections(self)
+
+    def heading(self) -> tuple[str, str]:
+        summary = [text.verdict_sentence(self), *text.cut_sentences(self), *text.detail_sentences(self)]
+        return text.headline(self), " ".join(summary)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim goodput --json` writes."""

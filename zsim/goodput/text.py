@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from zsim.goodput.result import SimulatedRun
 from zsim.goodput.search import estimate_repairs
 from zsim.report.fit import allocator_sentences, fit_of
 from zsim.report.views.text.plain import named_columns, paragraph, table
@@ -18,6 +18,9 @@ from zsim.units import (
     format_seconds,
     format_tokens,
 )
+
+if TYPE_CHECKING:
+    from zsim.goodput.result import RunResult
 
 MEANINGS = {
     "steps": "steps that were kept",
@@ -38,14 +41,12 @@ _MIN_SHARE = 0.0000995  # told as 0.01 %
 _UNITS = (("days", _DAY), ("hours", 3600.0), ("minutes", 60.0))
 
 
-def goodput_lines(run: SimulatedRun) -> Iterator[str]:
+def goodput_lines(run: RunResult) -> Iterator[str]:
     """The answer in a sentence, then tables."""
     yield from paragraph(headline(run))
     yield from paragraph(verdict_sentence(run))
     yield from paragraph(_days_sentence(run))
-    if run.is_diverging:
-        yield from paragraph(diverging_sentence(run))
-    for sentence in shortening_sentences(run):
+    for sentence in cut_sentences(run):
         yield from paragraph(sentence)
     yield from paragraph(f"{step_trust(run)}{proportional_days(run)}")
     yield ""
@@ -65,7 +66,7 @@ def goodput_lines(run: SimulatedRun) -> Iterator[str]:
     yield from _evidence(run)
 
 
-def headline(run: SimulatedRun) -> str:
+def headline(run: RunResult) -> str:
     """Model, strategy, cluster and GPUs."""
     first = run.prepared.first
     job = first.result.job
@@ -77,7 +78,7 @@ def headline(run: SimulatedRun) -> str:
     )
 
 
-def verdict_sentence(run: SimulatedRun) -> str:
+def verdict_sentence(run: RunResult) -> str:
     """Whether the steps fit, as `zsim run` says it. For several phases, whether the one least likely to fit
     does.
     """
@@ -93,7 +94,7 @@ def verdict_sentence(run: SimulatedRun) -> str:
     return f"{fit.label.upper()}{phase_suffix}  {fit.words}"
 
 
-def _days_sentence(run: SimulatedRun) -> str:
+def _days_sentence(run: RunResult) -> str:
     low, high = run.days_range
     horizon = run.runs.scenario.horizon_seconds
     if horizon is not None:
@@ -116,7 +117,7 @@ def _days_sentence(run: SimulatedRun) -> str:
     )
 
 
-def _longest_runs(run: SimulatedRun, unit_days: float) -> str:
+def _longest_runs(run: RunResult, unit_days: float) -> str:
     """The runs beyond the interval, where the mean is: a rare failure costs more than all else."""
     high, mean, days = run.days_range[1], run.expected_days, run.runs.days
     if high is None or mean is None or mean <= high:
@@ -134,7 +135,7 @@ def _steps(count: int) -> str:
     return f"{count:,} steps take" if count != 1 else "1 step takes"
 
 
-def _partial_step(run: SimulatedRun) -> str:
+def _partial_step(run: RunResult) -> str:
     """A sentence on a run whose tokens do not fill its one step. Empty for others."""
     phase = run.prepared.first
     if len(run.prepared.phases) > 1 or phase.tokens is None or phase.tokens >= phase.step_tokens:
@@ -145,7 +146,7 @@ def _partial_step(run: SimulatedRun) -> str:
     )
 
 
-def _goodput_error(run: SimulatedRun) -> str:
+def _goodput_error(run: RunResult) -> str:
     """The standard error of the goodput over the seeds drawn, where a tenth of a percent shows it.
 
     Goodput is the steps' time over the mean of all time, and its relative error is that of the mean.
@@ -154,13 +155,13 @@ def _goodput_error(run: SimulatedRun) -> str:
     return f" (standard error {error:.1f})" if error >= 0.05 else ""
 
 
-def time_unit(run: SimulatedRun) -> tuple[str, float]:
+def time_unit(run: RunResult) -> tuple[str, float]:
     """The unit in which a run's time is shown, and its seconds: days, and less for short runs."""
     elapsed = run.runs.mean_of(lambda ledger: ledger.elapsed)
     return next((unit for unit in _UNITS if elapsed >= unit[1]), _UNITS[-1])
 
 
-def step_trust(run: SimulatedRun) -> str:
+def step_trust(run: RunResult) -> str:
     """How far to trust the step that the run is made of."""
     full_step = run.prepared.first.full_step
     if full_step is not None:
@@ -169,7 +170,7 @@ def step_trust(run: SimulatedRun) -> str:
     return format_trust(run.prepared.first.result.report) or "No published run is like the step."
 
 
-def proportional_days(run: SimulatedRun) -> str:
+def proportional_days(run: RunResult) -> str:
     """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
     first, days = run.prepared.first, run.expected_days
     interval = first.step_seconds_range
@@ -180,17 +181,20 @@ def proportional_days(run: SimulatedRun) -> str:
     return f" {unit.capitalize()} in proportion: {' to '.join(map(format_amount, ends))}."
 
 
-def diverging_sentence(run: SimulatedRun) -> str:
-    """Which runs were given up."""
+def diverging_sentence(run: RunResult) -> Iterator[str]:
+    """A sentence on the runs that were given up, if some were."""
     runs = run.runs
-    return (
-        f"The expectation diverges: {runs.num_unfinished} of {len(runs.ledgers)} runs were not done after "
-        f"{format_duration(runs.scenario.limit_seconds)} and were given up; means are of what was simulated."
-    )
+    if run.is_diverging:
+        limit = format_duration(runs.scenario.limit_seconds)
+        yield (
+            f"The expectation diverges: {runs.num_unfinished} of {len(runs.ledgers)} runs were not done "
+            f"after {limit} and were given up; means are of what was simulated."
+        )
 
 
-def shortening_sentences(run: SimulatedRun) -> Iterator[str]:
-    """How a run of very many failures was made short."""
+def cut_sentences(run: RunResult) -> Iterator[str]:
+    """Which runs were given up, and how a run of very many failures was made short."""
+    yield from diverging_sentence(run)
     runs = run.runs
     if runs.num_parts > 1:
         part_duration = format_duration(run.typical.elapsed)
@@ -202,7 +206,7 @@ def shortening_sentences(run: SimulatedRun) -> Iterator[str]:
         yield f"{len(runs.ledgers):,} of {run.requested_seeds:,} seeds were drawn: all would take very long."
 
 
-def _waterfall(run: SimulatedRun, unit_seconds: float) -> list[list[str]]:
+def _waterfall(run: RunResult, unit_seconds: float) -> list[list[str]]:
     rows = run.runs.seconds_by_bin()
     total_seconds = sum(rows.values())
     return [
@@ -223,7 +227,7 @@ def _share(fraction: float) -> str:
     return f"{fraction * 100:.2f} %" if is_shown else f"{format_amount(fraction * 100)} %"
 
 
-def _causes(run: SimulatedRun) -> list[list[str]]:
+def _causes(run: RunResult) -> list[list[str]]:
     counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
     names = sorted({*counts, *hours}, key=lambda name: -hours.get(name, 0.0))
     rows = [[name, f"{counts.get(name, 0.0):,.1f}", format_amount(hours.get(name, 0.0))] for name in names]
@@ -234,7 +238,7 @@ def _causes(run: SimulatedRun) -> list[list[str]]:
     return rows
 
 
-def detail_sentences(run: SimulatedRun) -> Iterator[str]:
+def detail_sentences(run: RunResult) -> Iterator[str]:
     """The save, its interval, other modes, spares, money."""
     checkpoint, runs, outer = run.checkpoint, run.runs, run.prepared.first.outer
     if outer is not None:
@@ -292,7 +296,7 @@ def detail_sentences(run: SimulatedRun) -> Iterator[str]:
         yield f"A failure every {format_duration(between)} on {run.prepared.first.nodes:,} nodes."
 
 
-def waits_sentence(run: SimulatedRun) -> Iterator[str]:
+def waits_sentence(run: RunResult) -> Iterator[str]:
     """A sentence on what the seeds drew of long repairs, where the law's mean changes the goodput shown."""
     repairs = estimate_repairs(run.runs)
     if (
@@ -311,7 +315,7 @@ def waits_sentence(run: SimulatedRun) -> Iterator[str]:
     )
 
 
-def _evidence(run: SimulatedRun) -> Iterator[str]:
+def _evidence(run: RunResult) -> Iterator[str]:
     grades = ", ".join(f"{part} {grade}" for part, grade in run.prepared.first.result.report.evidence.items())
     yield from paragraph(f"evidence of the step: {grades}", indent=2)
     for name, source_table in run.sources.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zsim.goodput import page
-from zsim.goodput.result import SimulatedRun
+from zsim.goodput.result import RunResult
 from zsim.goodput.text import detail_sentences, diverging_sentence, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
@@ -69,19 +69,19 @@ def show_run(app: Any, backends: Backends) -> None:
         return no_update if content is None else {"content": content.decode(), "filename": RUN_FILE}
 
 
-def run_of(experiment: Experiment) -> SimulatedRun:
+def run_of(experiment: Experiment) -> RunResult:
     """The run, of a few seeds. Raises InputError and NotSimulatedError as `zsim.simulate_run` does."""
     seeds = SEEDS if experiment.run is None else min(SEEDS, experiment.run.seeds)
     return simulate_run(experiment, seeds=seeds, jobs=1, compares=False)
 
 
-def run_figures(run: SimulatedRun) -> dict[str, Figure]:
+def run_figures(run: RunResult) -> dict[str, Figure]:
     return {"run-waterfall": page.waterfall(run), "run-progress": page.progress(run)}
 
 
-def run_sentences(run: SimulatedRun) -> Iterator[str]:
+def run_sentences(run: RunResult) -> Iterator[str]:
     yield from [] if run.tightest_report.verdict.word == "fits" else [verdict_sentence(run)]
-    yield from [diverging_sentence(run)] if run.is_diverging else []
+    yield from diverging_sentence(run)
     yield from detail_sentences(run)
 
 
@@ -97,7 +97,7 @@ def run_words(tiles: Iterable[Tile], lines: Iterable[str]) -> list[Any]:
     return [html.Div(boxes, className="tiles"), html.Ul([html.Li(line) for line in lines])]
 
 
-def run_tiles(run: SimulatedRun) -> Iterator[Tile]:
+def run_tiles(run: RunResult) -> Iterator[Tile]:
     """(label, number, small print) of the run's main numbers."""
     low, high = run.days_range
     days = "no mean" if run.expected_days is None else f"{run.expected_days:.2f}"

@@ -21,7 +21,7 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.sweep.pool import Task
 from zsim.study.tune.evaluate import Evaluator, memory_of
-from zsim.study.tune.result import TuneResult, pareto_front, tuning_files, tuning_page
+from zsim.study.tune.result import TuneResult, pareto_front, tuning_files
 from zsim.study.tune.search import fastest
 
 Tiny = Callable[..., zsim.Experiment]
@@ -331,8 +331,8 @@ def test_the_files_are_of_the_best_and_run(tuned: TuneResult, tmp_path: Path) ->
 
 
 def test_the_page_draws_every_simulated_configuration(tuned: TuneResult) -> None:
-    page = tuning_page(tuned)
-    assert page == tuning_page(tuned)
+    page = tuned.page()
+    assert page == tuned.page()
     assert 'data-plot="plot-pareto"' in page
     assert "What to change" in page
     front = pareto_front(list(tuned.measured))

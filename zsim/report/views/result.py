@@ -8,11 +8,12 @@ a notebook. JSON has the numbers themselves, with their units in the keys.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from zsim.errors import InputError, did_you_mean
 from zsim.extras import require
@@ -96,8 +97,8 @@ class Section:
     """Figures under a title, and a table below them."""
 
     title: str
-    figures: Sequence[tuple[str, str, Figure]] = ()
-    """(id, caption, figure), with ids that are unique on a page."""
+    figures: Sequence[tuple[str, str, Figure | Callable[[], Figure]]] = ()
+    """(id, caption, figure or the function that draws it), with ids that are unique on a page."""
     table: ResultTable | None = None
 
 
@@ -111,6 +112,11 @@ class Displayable(ABC):
     Units are part of the rows' names: `step_seconds`, `gpu_peak_bytes`, `mfu_fraction`.
     """
 
+    file: ClassVar[str] = ""
+    """The name of its page and of its JSON. Empty where it has no page."""
+    kicker: ClassVar[str] = ""
+    """The word above the page's title. Empty where it is `file`."""
+
     @abstractmethod
     def lines(self) -> Iterable[str]:
         """The text that the command of the same name prints."""
@@ -118,6 +124,10 @@ class Displayable(ABC):
     @abstractmethod
     def records(self) -> Sequence[Mapping[str, Any]]:
         """The rows of `to_frame`, as plain values."""
+
+    @abstractmethod
+    def to_dict(self) -> Any:
+        """The content of its JSON, as plain data."""
 
     def headline(self) -> str:
         """One sentence, above the table in a notebook. Empty for none."""
@@ -127,13 +137,32 @@ class Displayable(ABC):
         """The columns that a notebook shows. Empty for all of them."""
         return ()
 
+    def sections(self) -> Iterable[Section]:
+        """What its page shows, in order."""
+        return ()
+
+    def heading(self) -> tuple[str, str]:
+        """The title of its page, and the summary below the title."""
+        return self.headline(), ""
+
     def plots(self) -> Figures:
         """The figures by name, as functions that make them."""
-        return {}
+        figures = (figure for section in self.sections() for figure in section.figures)
+        return {name: draw for name, _, draw in figures if callable(draw)}
+
+    def page(self) -> str:
+        """The page as text. The same result gives the same bytes."""
+        from zsim.report.views.html.page import page
+
+        title, summary = self.heading()
+        return page(title, self.kicker or self.file, self.sections(), summary)
 
     def pages(self) -> Mapping[str, str]:
         """The files that `save` writes: text by name."""
-        return {}
+        if not self.file:
+            return {}
+        content = json.dumps(self.to_dict(), indent=1) + "\n"
+        return {f"{self.file}.html": self.page(), f"{self.file}.json": content}
 
     @property
     def figures(self) -> tuple[str, ...]:

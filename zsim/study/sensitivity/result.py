@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zsim.errors import InputError
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.report.views.result import (
     Displayable,
-    Figures,
     ItemColumn,
     Medium,
     ResultTable,
@@ -137,44 +134,10 @@ _MAX_BARS = 18
 _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
 
 
-def sensitivity_page(study: SensitivityResult) -> str:
-    """The page as text."""
-    caption = (
-        f"The step's time with each number turned down and up, the others as they are; by {study.spread:.0%} "
-        "where the number's own spread is not known (* where it is)."
-    )
-    bars = bar_table(study.bars, study.step_seconds, "page")
-    sections = [Section("What the step depends on", [("tornado", caption, tornado(study))], bars)]
-    if study.requirements:
-        columns = columns_of("resource", "has", "needs", "step with plenty of it")
-        rows = [
-            [
-                f"{need.name}, {need.unit}".rstrip(", "),
-                f"{need.available:,.4g}",
-                _format_needed(need),
-                format_seconds(need.best_seconds),
-            ]
-            for need in study.requirements
-        ]
-        rows += [[name, "", f"left out: {why}", ""] for name, why in study.left_out.items()]
-        sections.append(
-            Section(f"What would have to be true for {study.target}", table=ResultTable("", columns, rows))
-        )
-    if (run := study.whole) is not None:
-        sections.append(run_bar_section(run))
-    summary = f"{format_seconds(study.step_seconds)} per step; most depends on {_largest_effects(study)}."
-    return page(study.title, "sensitivity", sections, summary)
-
-
 def _format_needed(need: Requirement) -> str:
     if need.needed is not None:
         return f"{need.needed:,.4g}"
     return "not by itself" if need.bound is None else f"not by itself, even at {need.bound:g}"
-
-
-def _largest_effects(study: SensitivityResult) -> str:
-    names = [bar.variation.name for bar in study.bars if not is_idle(bar, study.step_seconds)]
-    return ", ".join(names[:3]) or "none of the numbers"
 
 
 def tornado(study: SensitivityResult) -> Figure:
@@ -208,6 +171,7 @@ def _hover(bar: SensitivityBar, seconds: float | None, *, is_low: bool) -> str:
 class SensitivityResult(Displayable):
     """The step with every number turned down and up, the largest effect first."""
 
+    file: ClassVar[str] = "sensitivity"
     title: str
     step_seconds: float
     spread: float
@@ -291,12 +255,34 @@ class SensitivityResult(Displayable):
             **({} if self.whole is None else {"run": run_bar_dict(self.whole)}),
         }
 
-    def plots(self) -> Figures:
-        return {"tornado": lambda: tornado(self)}
+    def heading(self) -> tuple[str, str]:
+        names = [bar.variation.name for bar in self.bars if not is_idle(bar, self.step_seconds)]
+        effects = ", ".join(names[:3]) or "none of the numbers"
+        return self.title, f"{format_seconds(self.step_seconds)} per step; most depends on {effects}."
 
-    def pages(self) -> Mapping[str, str]:
-        page = sensitivity_page(self)
-        return {"sensitivity.html": page, "sensitivity.json": json.dumps(self.to_dict(), indent=1) + "\n"}
+    def sections(self) -> Iterator[Section]:
+        caption = (
+            f"The step's time with each number turned down and up, the others as they are; by "
+            f"{self.spread:.0%} where the number's own spread is not known (* where it is)."
+        )
+        bars = bar_table(self.bars, self.step_seconds, "page")
+        yield Section("What the step depends on", [("tornado", caption, partial(tornado, self))], bars)
+        if self.requirements:
+            columns = columns_of("resource", "has", "needs", "step with plenty of it")
+            rows = [
+                [
+                    f"{need.name}, {need.unit}".rstrip(", "),
+                    f"{need.available:,.4g}",
+                    _format_needed(need),
+                    format_seconds(need.best_seconds),
+                ]
+                for need in self.requirements
+            ]
+            rows += [[name, "", f"left out: {why}", ""] for name, why in self.left_out.items()]
+            title = f"What would have to be true for {self.target}"
+            yield Section(title, table=ResultTable("", columns, rows))
+        if self.whole is not None:
+            yield run_bar_section(self.whole)
 
 
 def sensitivity(

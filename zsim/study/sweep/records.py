@@ -22,7 +22,7 @@ from zsim.explain.report_of import report_of_step
 from zsim.files import PACKAGE, make_folder, write_atomically
 from zsim.goodput.goodput import simulate_prepared
 from zsim.goodput.prepared import prepare
-from zsim.goodput.result import SimulatedRun
+from zsim.goodput.result import RunResult
 from zsim.report.framework import report_role
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
@@ -185,7 +185,7 @@ def run_columns(experiment: Experiment, result: Result) -> dict[str, Any]:
         return {"run_error": str(error)}
 
 
-def answer_columns(run: SimulatedRun) -> dict[str, Any]:
+def answer_columns(run: RunResult) -> dict[str, Any]:
     """The answer as plain values: days, fractions, seconds, bytes, GPU-hours."""
     low, high = run.days_range
     checkpoint, bill, runs = run.checkpoint, run.bill, run.runs

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zsim.errors import InputError
 from zsim.report.views.html.figure import Figure, script_json
@@ -179,6 +178,7 @@ _COLUMNS = ("cluster", "nodes", "gpus", "step_seconds", "tokens_per_second_per_g
 class TopologiesResult(DisplayableList[TopologyComparison]):
     """One experiment on several clusters, in the order in which they were given."""
 
+    file: ClassVar[str] = "compare"
     items: tuple[TopologyComparison, ...]
 
     def records(self) -> Sequence[Mapping[str, Any]]:
@@ -221,9 +221,8 @@ class TopologiesResult(DisplayableList[TopologyComparison]):
             "price": lambda: figures.price(self.items),
         }
 
-    def pages(self) -> Mapping[str, str]:
-        content = json.dumps(self.to_dict(), indent=1) + "\n"
-        return {"compare.html": comparison_page(self.items), "compare.json": content}
+    def page(self) -> str:
+        return comparison_page(self.items)
 
 
 def compare_topologies(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
-from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY, COMMUNICATION, TOTAL
 from zsim.report.views.result import (
     Column,
     Displayable,
-    Figures,
     ItemColumn,
     Medium,
     ResultTable,
@@ -45,6 +44,7 @@ class TuneResult(Displayable):
     `save(folder)` writes each as files for its framework (`best/`, `2/`, ...) and tune.html.
     """
 
+    file: ClassVar[str] = "tune"
     goal: str
     settled: str
     """A sentence on the size that the goal decided ("" without one)."""
@@ -151,12 +151,34 @@ class TuneResult(Displayable):
             "simulated": self.num_simulated,
         }
 
-    def plots(self) -> Figures:
-        steps = {"steps": lambda: steps_figure(self)} if self.steps else {}
-        return {"pareto": lambda: pareto_figure(self), **steps}
+    def heading(self) -> tuple[str, str]:
+        doubtful = format_doubtful(self) if self.doubtful else ""
+        summary = ". ".join(part for part in (verdict(self), self.settled, doubtful) if part)
+        return subject(self), summary
+
+    def sections(self) -> Iterator[Section]:
+        yield Section("The best that fit", table=best_table(self, "page"))
+        caption = (
+            "Every simulated configuration. Down and to the left is better; the line joins those that no "
+            "other beats in both."
+        )
+        yield Section("Time against memory", [("pareto", caption, partial(pareto_figure, self))])
+        if self.steps:
+            rows = [
+                [
+                    str(number),
+                    "; ".join(format_change(change) for change in step.changes),
+                    format_step(step, self.given_verdict),
+                ]
+                for number, step in enumerate(self.steps, 1)
+            ]
+            columns = columns_of("", Column("change", is_left=True), "step time")
+            caption = "Each change on top of those above it, each simulated."
+            figure = "steps", caption, partial(steps_figure, self)
+            yield Section("What to change", [figure], ResultTable("", columns, rows))
 
     def pages(self) -> Mapping[str, str]:
-        return {**tuning_files(self), "tune.html": tuning_page(self)}
+        return {**tuning_files(self), "tune.html": self.page()}
 
     @property
     def label(self) -> str:
@@ -465,35 +487,6 @@ def tuning_files(tuning: TuneResult) -> dict[str, str]:
         lines += [line for note in notes for line in paragraph(note, first="- ")]
         texts[str(folder / "NOTES.txt")] = "\n".join(lines) + "\n"
     return texts
-
-
-def tuning_page(tuning: TuneResult) -> str:
-    """The page as text. The same result gives the same bytes."""
-    best = Section("The best that fit", table=best_table(tuning, "page"))
-    caption = (
-        "Every simulated configuration. Down and to the left is better; the line joins those that no other "
-        "beats in both."
-    )
-    sections = [best, Section("Time against memory", [("pareto", caption, pareto_figure(tuning))])]
-    if tuning.steps:
-        rows = [
-            [
-                str(number),
-                "; ".join(format_change(change) for change in step.changes),
-                format_step(step, tuning.given_verdict),
-            ]
-            for number, step in enumerate(tuning.steps, 1)
-        ]
-        sections.append(
-            Section(
-                "What to change",
-                [("steps", "Each change on top of those above it, each simulated.", steps_figure(tuning))],
-                ResultTable("", columns_of("", Column("change", is_left=True), "step time"), rows),
-            )
-        )
-    doubtful = format_doubtful(tuning) if tuning.doubtful else ""
-    summary = ". ".join(part for part in (verdict(tuning), tuning.settled, doubtful) if part)
-    return page(subject(tuning), "tune", sections, summary)
 
 
 def pareto_front(measured: list[CandidateResult]) -> list[CandidateResult]:
