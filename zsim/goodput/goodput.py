@@ -21,7 +21,7 @@ from zsim.goodput.runs import (
     start_draws,
     wake_processes,
 )
-from zsim.goodput.scenario import Checkpoint, Scenario
+from zsim.goodput.scenario import Scenario
 from zsim.goodput.search import IntervalCurve, best_interval, long_run_goodput, starting_interval
 from zsim.goodput.training_run import TrainingRun
 from zsim.units import format_duration
@@ -72,7 +72,7 @@ def simulate_prepared(
     if not is_auto and cost is not None:
         _give_up_seconds(prepared, prepared.scenario(_work_seconds(prepared, None)))
     if cost is not None and (compares or is_auto):
-        _give_up_seconds(prepared, prepared.scenario(_starting_work(prepared, cost)))
+        _give_up_seconds(prepared, prepared.scenario(starting_interval(prepared.scenario(math.inf), cost)))
         curve = best_interval(interval, cost, table.seed, jobs=workers)
     work = math.inf if cost is None else _work_seconds(prepared, curve)
     scenario = prepared.scenario(work)
@@ -124,10 +124,6 @@ def _work_seconds(prepared: PreparedRun, curve: IntervalCurve | None) -> float:
         assert curve is not None
         return curve.best_seconds
     return checkpoint.seconds_of(checkpoint.every, prepared.first.step_seconds)
-
-
-def _starting_work(prepared: PreparedRun, cost: Checkpoint) -> float:
-    return starting_interval(prepared.scenario(math.inf), cost)
 
 
 def _give_up_seconds(prepared: PreparedRun, scenario: Scenario) -> float:

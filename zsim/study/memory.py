@@ -416,7 +416,7 @@ def profile_lines(
         yield from _holder_lines(
             f"Kept for backward: {format_bytes(kept_bytes)}", kept_holders, kept_bytes, limit
         )
-    units = _unit_holders(profile.highest)
+    units = holders({key: size for key, size in profile.highest.items() if key[1]}, "buffers")
     if units:
         yield ""
         yield from _unit_lines(units, profile.at_peak, limit)
@@ -480,11 +480,6 @@ def _holder_lines(title: str, rows_of_holders: Sequence[Holder], total_bytes: in
             )
         )
     return table(named_columns(title, "count", "each", "together", "share", min_width=36), rows)
-
-
-def _unit_holders(highest: Mapping[MemoryKey, int]) -> list[Holder]:
-    """Gathered parameters and unreduced gradients of each unit, each at its maximum."""
-    return holders({key: size for key, size in highest.items() if key[1]}, "buffers")
 
 
 def _unit_lines(units: Sequence[Holder], at_peak: Mapping[MemoryKey, int], limit: int) -> Iterator[str]:

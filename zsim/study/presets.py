@@ -96,7 +96,7 @@ def model_preset(name: str) -> ModelPreset:
     """The model preset of this name. Raises InputError for an unknown name."""
     config, _, _ = read_model_config(name)
     model = load_model(name)
-    runs = _runs_of(model.numel, validated_runs())
+    runs = [run for run in validated_runs() if abs(run.features.parameters / model.numel - 1) <= SAME_SIZE]
     errors = [abs(expm1(run.error)) for run in runs]
     return ModelPreset(
         name=model.name,
@@ -116,10 +116,6 @@ def model_preset(name: str) -> ModelPreset:
         validated_sources=tuple(dict.fromkeys(run.source for run in runs)),
         validated_error=sum(errors) / len(errors) if errors else None,
     )
-
-
-def _runs_of(parameters: int, runs: Sequence[ValidatedRun]) -> list[ValidatedRun]:
-    return [run for run in runs if abs(run.features.parameters / parameters - 1) <= SAME_SIZE]
 
 
 def _kind(model: ModelSpec) -> str:

@@ -117,7 +117,7 @@ class TuneResult(Displayable):
                 f"{format_percent(gain)} {'cheaper' if self.goal == 'cheapest' else 'faster'} by their "
                 "bounds (--simulations allows more)"
             )
-        for reason, count in _reasons(self.refused):
+        for reason, count in sorted(self.refused.items(), key=lambda entry: (-entry[1], entry[0]))[:3]:
             yield from paragraph(f"{count} refused: {reason}", indent=4)
 
     def to_dict(self) -> dict[str, Any]:
@@ -408,10 +408,6 @@ def _counts(tuning: TuneResult) -> str:
     if tuning.num_simulated == search_result.num_simulated:
         return text
     return f"{text} ({tuning.num_simulated:,} steps in all, with the given configuration and variations)"
-
-
-def _reasons(refused: Mapping[str, int]) -> Sequence[tuple[str, int]]:
-    return sorted(refused.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
 
 
 def _step_to_dict(step: TuningStep) -> dict[str, Any]:

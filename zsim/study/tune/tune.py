@@ -82,7 +82,10 @@ def tune(
     has_degrees = "parallelism" in base.data and PARALLELISM.name not in keep
     if has_degrees and not set(kinds) & set(degree_kinds()):
         if parallelism:
-            raise InputError(_no_degrees(kinds))
+            raise InputError(
+                f"--parallelism: found {' and '.join(kinds)}, whose degrees are not searched; expected "
+                f"--kind {' or '.join(degree_kinds())}"
+            )
         has_degrees = False
     run = (resolved_experiment.run or TrainingRunTable()) if goal == DAYS else None
     budget = (BUDGET if simulations is None else simulations) if has_degrees else None
@@ -184,13 +187,6 @@ def _check_options(goal: str, kinds: Sequence[str], keep: Sequence[str], headroo
         raise InputError("--keep micro-batch: the goal largest-batch sets it")
     if not 0 <= headroom < 1:
         raise InputError(f"--headroom {headroom:g}: expected a fraction from 0 to below 1")
-
-
-def _no_degrees(kinds: Sequence[str]) -> str:
-    return (
-        f"--parallelism: found {' and '.join(kinds)}, whose degrees are not searched; expected --kind "
-        f"{' or '.join(degree_kinds())}"
-    )
 
 
 def _expand_keep(goal: str, keep: Sequence[str]) -> Sequence[str]:
