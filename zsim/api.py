@@ -12,7 +12,7 @@ from zsim import garbage_collection
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
-from zsim.explain.variants import full_variants
+from zsim.explain.variants import Variants, full_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
@@ -115,11 +115,12 @@ def simulate(
     unfold: bool = False,
     simulator: Simulator | None = None,
     on_job: Callable[[Job], None] | None = None,
+    variants: Callable[[SimulatedStep], Variants] | None = full_variants,
 ) -> Result:
     """Simulate one steady step. `unfold` simulates every rank instead of one representative per class.
 
     `simulator` is that of the study that the step belongs to. `on_job` is called with the job before it is
-    simulated.
+    simulated. `variants` gives what the report says of other assumptions (None: nothing).
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same, with `report.fits` False.
@@ -132,4 +133,4 @@ def simulate(
         on_job(job)
     step = simulate_step(job, simulate=partial(simulator.outcome, unfold=unfold))
     wall_seconds = time.perf_counter() - start_seconds
-    return Result(job, step, report_of_step(step, wall_seconds, full_variants(step)))
+    return Result(job, step, report_of_step(step, wall_seconds, variants and variants(step)))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.goodput.goodput import PROGRESS_KINDS, simulate_prepared
+from zsim.goodput.goodput import PROGRESS_KINDS, RunResult, simulate_prepared
 from zsim.goodput.prepared import prepare
-from zsim.goodput.result import RunResult
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.workflows.rl.run import prepare_rl_run

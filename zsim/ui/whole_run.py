@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zsim.goodput import page
-from zsim.goodput.result import RunResult
-from zsim.goodput.text import detail_sentences, diverging_sentence, verdict_sentence
+from zsim.goodput.goodput import RunResult
+from zsim.goodput.page import detail_sentences, diverging_sentence, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.whole_runs import simulate_run

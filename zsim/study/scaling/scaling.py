@@ -30,8 +30,8 @@ from zsim.study.rollouts import drop_rollout, resize_rollout
 from zsim.study.scaling.result import MODES, Mode, ScalingPoint, ScalingResult, best_of
 from zsim.study.search import largest_fitting
 from zsim.study.sweep.points import Point
-from zsim.study.sweep.records import RUN_COLUMNS, Record
-from zsim.study.sweep.sweep import points_folder, run_points
+from zsim.study.sweep.records import RUN_COLUMNS, Record, points_folder
+from zsim.study.sweep.sweep import run_points
 
 GROWN = ("tensor", "pipeline", "context")
 _MAX_COUNTS = 200

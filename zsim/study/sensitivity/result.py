@@ -48,7 +48,8 @@ from zsim.study.sensitivity.sensitivity import (
     software_variations,
 )
 from zsim.study.sweep.points import Point
-from zsim.study.sweep.sweep import points_folder, run_points
+from zsim.study.sweep.records import points_folder
+from zsim.study.sweep.sweep import run_points
 from zsim.units import format_seconds
 
 _WORTH_SAYING = 0.0005  # of the step
@@ -182,7 +183,7 @@ class SensitivityResult(Displayable):
     target: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Resources that mean nothing for the target, with the reason."""
-    whole: RunSensitivity | None = None
+    run: RunSensitivity | None = None
     """The sensitivity of the days of the run. None without [run]."""
 
     def records(self) -> Sequence[Mapping[str, Any]]:
@@ -214,7 +215,7 @@ class SensitivityResult(Displayable):
         if self.target and not self.is_stopped:
             yield ""
             yield from requirement_lines(self)
-        if (run := self.whole) is not None:
+        if (run := self.run) is not None:
             yield from run_bar_lines(run)
 
     def to_dict(self) -> dict[str, Any]:
@@ -252,7 +253,7 @@ class SensitivityResult(Displayable):
                 for need in self.requirements
             ],
             "left_out": dict(self.left_out),
-            **({} if self.whole is None else {"run": run_bar_dict(self.whole)}),
+            **({} if self.run is None else {"run": run_bar_dict(self.run)}),
         }
 
     def heading(self) -> tuple[str, str]:
@@ -281,8 +282,8 @@ class SensitivityResult(Displayable):
             rows += [[name, "", f"left out: {why}", ""] for name, why in self.left_out.items()]
             title = f"What would have to be true for {self.target}"
             yield Section(title, table=ResultTable("", columns, rows))
-        if self.whole is not None:
-            yield run_bar_section(self.whole)
+        if self.run is not None:
+            yield run_bar_section(self.run)
 
 
 def sensitivity(
@@ -328,7 +329,7 @@ def sensitivity(
         needs = requirements(resolved_experiment, target, resources or None, jobs=workers)
         result = replace(result, requirements=needs)
     if resolved_experiment.run is not None:
-        result = replace(result, whole=run_sensitivity_of(resolved_experiment, jobs=workers))
+        result = replace(result, run=run_sensitivity_of(resolved_experiment, jobs=workers))
     return result
 
 

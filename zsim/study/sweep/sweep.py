@@ -9,10 +9,8 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,7 +28,7 @@ from zsim.specs.user_code import UserCode
 from zsim.study.progress import Progress
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.pool import Task, run_tasks
-from zsim.study.sweep.records import Identities, Record, Store, failed_record
+from zsim.study.sweep.records import Identities, Record, Store, failed_record, points_folder
 from zsim.study.sweep.study_file import Study, load_study, study_from
 from zsim.units import format_amount, format_bytes, format_percent
 from zsim.version import __version__
@@ -224,16 +222,6 @@ def run_sweep(
         files = write_tables(rows, out)
         _write_summary(study, rows, out / "study.json")
     return SweepResult(study, points, rows, files, run.cached, run.is_stopped)
-
-
-@contextmanager
-def points_folder(cache: Path | None) -> Iterator[Path]:
-    """The folder of finished points: `cache`, or a temporary one that is removed afterwards."""
-    if cache is not None:
-        yield cache
-        return
-    with TemporaryDirectory(prefix="zsim-") as folder:
-        yield Path(folder)
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,13 @@ from zsim.study.tune.axes import (
 )
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds, least_days
 from zsim.study.tune.explain import differing_axes
-from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of
+from zsim.study.tune.framework import ACCUMULATION, LOSS, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of
 from zsim.study.tune.search import (
     Objective,
     SearchResult,
     cheapest,
     choose_loss,
     fastest,
-    key_without_loss,
     refine,
     search,
     split_losses,
@@ -394,7 +393,7 @@ class Verifier:
                 measured.candidate.base is self.start.base
                 and set(differing_axes(self.start, measured.candidate)) <= {LOSSES.name}
             )
-            unique_results.setdefault("given" if is_start else key_without_loss(measured.candidate), measured)
+            unique_results.setdefault("given" if is_start else measured.candidate.key((LOSS,)), measured)
         return list(unique_results.values())
 
     def _refine(

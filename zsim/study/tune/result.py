@@ -46,7 +46,7 @@ class TuneResult(Displayable):
 
     file: ClassVar[str] = "tune"
     goal: str
-    settled: str
+    remark: str
     """A sentence on the size that the goal decided ("" without one)."""
     base: Base
     given: CandidateResult | None
@@ -102,8 +102,8 @@ class TuneResult(Displayable):
         yield subject(self)
         yield verdict(self)
         yield from _days(self)
-        if self.settled:
-            yield from paragraph(self.settled, indent=2)
+        if self.remark:
+            yield from paragraph(self.remark, indent=2)
         yield ""
         yield from _table(self)
         if self.steps or self.doubtful:
@@ -132,7 +132,7 @@ class TuneResult(Displayable):
         search_result = self.search
         return {
             "goal": self.goal,
-            "settled": self.settled,
+            "settled": self.remark,
             "given": None if self.given is None else _result_to_dict(self.given),
             "given_verdict": verdict_content(self.given_verdict),
             "best": [_result_to_dict(measured) for measured in self.best],
@@ -153,7 +153,7 @@ class TuneResult(Displayable):
 
     def heading(self) -> tuple[str, str]:
         doubtful = format_doubtful(self) if self.doubtful else ""
-        summary = ". ".join(part for part in (verdict(self), self.settled, doubtful) if part)
+        summary = ". ".join(part for part in (verdict(self), self.remark, doubtful) if part)
         return subject(self), summary
 
     def sections(self) -> Iterator[Section]:
