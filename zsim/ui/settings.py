@@ -220,7 +220,7 @@ def compare_settings(app: Any, backends: Backends, outcomes: Predictions) -> Non
         Input("asked", "data"),
         Input("pins", "data"),
     )
-    def beside(request: Request | None, pins: Sequence[Request] | None) -> Any:
+    def compare(request: Request | None, pins: Sequence[Request] | None) -> Any:
         if not request or not pins:
             return None, True, not request
         settings = [

@@ -136,7 +136,7 @@ class Backend:
             "frames": animation.to_dict(),
         }
 
-    def beside(
+    def compare_recording(
         self, key: str, name: str, field_values: DisplayedValues, other_settings: str
     ) -> dict[str, Any]:
         """A recording compared with a setting's step."""

@@ -76,12 +76,10 @@ def html_report(report: Report, trace: Trace) -> str:
 def report_plots(report: Report, trace: Trace) -> Figures:
     """The figures of the page by name, as functions that make them."""
     rank_trace = trace.rank_view(report.rank)
-    ledger = Ledger.of(trace.memory)
+    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
 
     def timeline_of(device: str) -> Figure:
-        return figures.memory_timeline(
-            ledger.fullest(device, report.gpus_per_node, report.nodes), report, device
-        )
+        return figures.memory_timeline(ledger.fullest(device), report, device)
 
     plots: dict[str, Callable[[], Figure]] = {
         "step": lambda: figures.step_breakdown(report),
@@ -151,11 +149,11 @@ def _tokens(report: Report) -> str:
 
 
 def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
-    ledger = Ledger.of(trace.memory)
+    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
     for device, peak in report.peaks.items():
         if not peak.total:
             continue
-        usage = ledger.fullest(device, report.gpus_per_node, report.nodes)
+        usage = ledger.fullest(device)
         yield {
             "title": DEVICES[device],
             "waterfall": plot(
