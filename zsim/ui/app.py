@@ -113,7 +113,7 @@ def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> No
     def update(*arguments: Any) -> dict[str, Any]:
         *values, other_settings, last_request = arguments
         field_values = dict(zip(form.fields, values, strict=True))
-        page_answer, error = run_safely(lambda: answers.get(field_values, other_settings or ""))
+        page_answer, error = run_safely(answers.get, field_values, other_settings or "")
         if page_answer is None:
             untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)
             return {"error": error, "stale": "stale", **untouched, "resolved": [no_update] * len(numbers)}
@@ -215,11 +215,8 @@ def _curve(app: Any, backends: Backends) -> None:
     )
     def extend(target: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Any, str]:
         counts = request["counts"][: target["number"]]
-        scaling_curve, error = run_safely(
-            lambda: backends.curve_worker.result(
-                "curve", request["shown"], request["more"], counts, target["mode"]
-            )
-        )
+        arguments = request["shown"], request["more"], counts, target["mode"]
+        scaling_curve, error = run_safely(backends.curve_worker.result, "curve", *arguments)
         figures = (
             {}
             if scaling_curve is None

@@ -12,7 +12,7 @@ from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.whole_runs import simulate_run
 from zsim.ui.process.worker import Backends
-from zsim.ui.words import RUN_FILE, run_safely
+from zsim.ui.words import RUN_FILE, run_safely, tile
 from zsim.units import format_duration
 
 SEEDS = 20  # runs that the page draws; `zsim goodput` draws run.seeds
@@ -38,9 +38,8 @@ def show_run(app: Any, backends: Backends) -> None:
             return {}, "Fill in the tokens of a whole run, on the left, to see its days.", True
         if ctx.triggered_id != "go" or not clicks:
             return {}, "", False
-        run_parts, error = run_safely(
-            lambda: backends.answer_worker.result("run", request["shown"], request["more"])
-        )
+        setting = request["shown"], request["more"]
+        run_parts, error = run_safely(backends.answer_worker.result, "run", *setting)
         if run_parts is None:
             return {}, error, False
         figures, tiles, lines = run_parts
@@ -65,7 +64,7 @@ def show_run(app: Any, backends: Backends) -> None:
         if not clicks:
             return no_update
         setting = request["shown"], request["more"]
-        content, _ = run_safely(lambda: backends.answer_worker.result("file", RUN_FILE, *setting))
+        content, _ = run_safely(backends.answer_worker.result, "file", RUN_FILE, *setting)
         return no_update if content is None else {"content": content.decode(), "filename": RUN_FILE}
 
 
@@ -89,11 +88,7 @@ def run_words(tiles: Iterable[Tile], lines: Iterable[str]) -> list[Any]:
     """The answer in tiles and sentences."""
     from dash import html
 
-    boxes = [
-        html.Div([html.Span(text, className=name) for name, text in zip(("label", "number", "small"), tile,
-                                                                        strict=True)], className="tile")
-        for tile in tiles
-    ]  # fmt: skip
+    boxes = [tile(*words) for words in tiles]
     return [html.Div(boxes, className="tiles"), html.Ul([html.Li(line) for line in lines])]
 
 
