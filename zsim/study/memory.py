@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from zsim.api import simulate
-from zsim.errors import InputError, ZsimError, did_you_mean
+from zsim.errors import InputError, ZsimError, check_choice
 from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.tensors import MemoryKey
@@ -277,8 +277,7 @@ def memory(
 
     Raises InputError for an unknown key, and where no combination is an experiment.
     """
-    if by not in BY:
-        raise InputError(f"--by {by}: expected one of {', '.join(BY)}{did_you_mean(by, BY)}")
+    check_choice(f"--by {by}: ", by, BY)
     resolved_experiment = experiment_of(experiment, overrides)
     if not vary:
         if by != "category":

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from zsim.engine.simulator import Simulator
-from zsim.errors import InputError, ZsimError, did_you_mean
+from zsim.errors import InputError, ZsimError, check_choice
 from zsim.report.views.result import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.specs.experiment.load import change_experiment
@@ -285,11 +285,7 @@ def tune_rollout(
     Raises InputError for an unknown axis, or where no layout is a step that fits.
     """
     for name in keep:
-        if name not in AXES:
-            raise InputError(
-                f"--keep {name}: expected one of {', '.join(AXES)} for an experiment with [rl]"
-                f"{did_you_mean(name, AXES)}"
-            )
+        check_choice(f"--keep {name}: ", name, AXES, " for an experiment with [rl]")
     search = _Search(experiment, keep, simulator or Simulator())
     search.run()
     if not any(candidate.result.fits for candidate in search.candidates):

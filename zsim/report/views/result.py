@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, check_choice
 from zsim.extras import require
 from zsim.files import check_folder, write_files
 from zsim.report.views.html.figure import Figure
@@ -178,10 +178,7 @@ class Displayable(ABC):
         if not plots:
             raise InputError(f"{type(self).__name__} has no figure")
         chosen = next(iter(plots)) if name is None else name
-        if chosen not in plots:
-            raise InputError(
-                f"figure: found '{chosen}', expected one of {', '.join(plots)}{did_you_mean(chosen, plots)}"
-            )
+        check_choice(f"figure: found '{chosen}', ", chosen, plots)
         try:
             import plotly.graph_objects as go
         except ImportError:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, check_choice
 from zsim.files import check_folder
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
@@ -171,18 +171,12 @@ def _check_options(goal: str, kinds: Sequence[str], keep: Sequence[str], headroo
             )
         if kind.lower() == "ep":
             raise NotSimulatedError("--kind ep: zsim does not simulate expert parallelism yet")
-    axes = axis_names()
-    for name, options in (
-        (goal, GOALS),
-        *((kind, STRATEGIES) for kind in kinds),
-        *((axis, axes) for axis in keep if axis != ALL_AXES),
-    ):
-        if name not in options:
-            option = "goal" if options is GOALS else "kind" if options is STRATEGIES else "keep"
-            raise InputError(
-                f"--{option} {name}: expected one of "
-                f"{', '.join(sorted(options))}{did_you_mean(name, options)}"
-            )
+    kept = [axis for axis in keep if axis != ALL_AXES]
+    for option, names, options in (
+        ("goal", [goal], GOALS), ("kind", kinds, STRATEGIES), ("keep", kept, axis_names())
+    ):  # fmt: skip
+        for name in names:
+            check_choice(f"--{option} {name}: ", name, sorted(options))
     if goal == "largest-batch" and "micro-batch" in keep:
         raise InputError("--keep micro-batch: the goal largest-batch sets it")
     if not 0 <= headroom < 1:
