@@ -366,7 +366,7 @@ _NARROWED_BY = {
 
 
 def goodput_sections(run: RunResult) -> Iterator[Section]:
-    """What the page shows, in order."""
+    """The sections of the page, in order."""
     drawn = partial(partial, run=run)
     yield Section("Where the days go", [
         ("waterfall", "Mean of all runs.", drawn(waterfall)),

@@ -138,7 +138,7 @@ class Displayable(ABC):
         return ()
 
     def sections(self) -> Iterable[Section]:
-        """What its page shows, in order."""
+        """The sections of its page, in order."""
         return ()
 
     def heading(self) -> tuple[str, str]:
