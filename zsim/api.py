@@ -16,7 +16,7 @@ from zsim.explain.variants import Variants, full_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
-from zsim.report.views.result import Displayable, Figures
+from zsim.report.views.displayable import Displayable, Figures
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.resolve import resolve

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import zsim
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.study.differences import anchor_step
+from zsim.study.anchoring import anchor_step
 from zsim.validated.runs import shipped_estimates
 
 JOB: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "nodes": 4, "strategy": {"kind": "fsdp2"},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.errors import ZsimError
-from zsim.goodput.goodput import RunResult
+from zsim.goodput.goodput import SimulatedRun
 from zsim.goodput.progress import RunLedger, SaveCycle, TrainingInterval
 from zsim.goodput.runs import Runs, num_parts, num_seeds, pilot_of, run_seeds, shorten_scenario
 from zsim.goodput.scenario import Cause, Failures, Recovery, Saves, Scenario
@@ -222,7 +222,7 @@ STATED = {"every": "20 min", "blocking": "5 s", "load": "1 min", "bytes": "96 GB
 
 def ran(
     *, strategy: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **local: Any
-) -> RunResult:
+) -> SimulatedRun:
     tables = {"tokens": "10B", "seeds": 2, "checkpoint": STATED, "recovery": {"restart": "2 min"},
               "local": {"replicas": 4, **local}, **(run or {})}  # fmt: skip
     experiment = zsim.Experiment(
@@ -232,18 +232,18 @@ def ran(
     return simulate_run(experiment, compares=False)
 
 
-def outer(found: RunResult) -> Any:
+def outer(found: SimulatedRun) -> Any:
     step = found.prepared.first.outer
     assert step is not None
     return step
 
 
 @pytest.fixture(scope="module")
-def diloco() -> RunResult:
+def diloco() -> SimulatedRun:
     return ran()
 
 
-def test_a_gpu_sends_its_shard_around_a_ring_of_replicas(diloco: RunResult) -> None:
+def test_a_gpu_sends_its_shard_around_a_ring_of_replicas(diloco: SimulatedRun) -> None:
     """1,235,814,400 parameters in fp32 over 8 GPUs of a replica, 2 * 3 / 4 of that each; with its card's 50
     GB/s it takes no less than that."""
     shard = 4 * 1_235_814_400 / 8
@@ -252,7 +252,7 @@ def test_a_gpu_sends_its_shard_around_a_ring_of_replicas(diloco: RunResult) -> N
     assert outer(diloco).averaging_seconds < 2 * 1.5 * shard / 50e9
 
 
-def test_the_step_is_a_replicas_and_its_part_of_the_outer_one(diloco: RunResult) -> None:
+def test_the_step_is_a_replicas_and_its_part_of_the_outer_one(diloco: SimulatedRun) -> None:
     """One node's step, without a message between nodes; all replicas' tokens count."""
     first, step = diloco.prepared.first, outer(diloco)
     assert first.result.job.world_size == 8
@@ -264,11 +264,11 @@ def test_the_step_is_a_replicas_and_its_part_of_the_outer_one(diloco: RunResult)
     assert diloco.to_dict()["step_seconds"] == pytest.approx(first.step_seconds)
 
 
-def test_meeting_half_as_often_costs_half(diloco: RunResult) -> None:
+def test_meeting_half_as_often_costs_half(diloco: SimulatedRun) -> None:
     assert outer(ran(every=80)).added_seconds == pytest.approx(outer(diloco).added_seconds / 2)
 
 
-def test_averaging_beside_inner_steps_is_not_waited_for(diloco: RunResult) -> None:
+def test_averaging_beside_inner_steps_is_not_waited_for(diloco: SimulatedRun) -> None:
     """Four fragments of a quarter each, averaged beside two steps: copies alone are left."""
     step = outer(ran(fragments=4, delay=2))
     assert step.averaging_seconds < 0.3 * outer(diloco).averaging_seconds
@@ -276,7 +276,7 @@ def test_averaging_beside_inner_steps_is_not_waited_for(diloco: RunResult) -> No
     assert step.bytes_per_gpu == pytest.approx(outer(diloco).bytes_per_gpu, rel=1e-6)
 
 
-def test_local_sgd_keeps_nothing_in_host_memory(diloco: RunResult) -> None:
+def test_local_sgd_keeps_nothing_in_host_memory(diloco: SimulatedRun) -> None:
     step = outer(ran(method="local-sgd"))
     assert step.copying_seconds == 0.0
     assert step.averaging_seconds == outer(diloco).averaging_seconds

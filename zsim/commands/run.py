@@ -88,7 +88,7 @@ def trust(
     interval is as wide as it is, what the step rests on, and what to measure to know it better.
     """
     from zsim.report.trust import trust_of
-    from zsim.study.differences import anchor_step
+    from zsim.study.anchoring import anchor_step
     from zsim.study.search import simulate
 
     if at and measured is None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 from zsim.errors import InputError, ZsimError
-from zsim.goodput import page
 from zsim.goodput.checkpoints.cost import STATED_KEYS
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.progress import RunLedger
@@ -39,9 +38,7 @@ from zsim.goodput.search import (
     starting_interval,
 )
 from zsim.goodput.training_run import TrainingRun
-from zsim.report.fit import fit_of
 from zsim.report.report import Report
-from zsim.report.views.result import Displayable, Section
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.experiment.run.failures import resolve_failures
 from zsim.specs.experiment.run.run import resolve_storage
@@ -159,10 +156,9 @@ class RunBill:
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult(Displayable):
-    """An experiment's run of days: `expected_days`, `goodput_fraction`, and where the days go."""
+class SimulatedRun:
+    """An experiment's run."""
 
-    file: ClassVar[str] = "goodput"
     prepared: PreparedRun
     runs: Runs
     work_seconds: float
@@ -339,29 +335,6 @@ class RunResult(Displayable):
             for name, source_table in tables.items()
         }
 
-    def records(self) -> Sequence[Mapping[str, Any]]:
-        """Where the days go, mean of all seeds: days and fraction by kind of time."""
-        seconds_per_bin = self.runs.seconds_by_bin()
-        total_seconds = sum(seconds_per_bin.values())
-        return [
-            {"part": name, "days": seconds / _DAY, "time_fraction": seconds / total_seconds}
-            for name, seconds in seconds_per_bin.items()
-        ]
-
-    def headline(self) -> str:
-        label = self.verdict.label if self.prepared.first.full_step else fit_of(self.tightest_report).label
-        return f"{page.headline(self)}. {label}."
-
-    def lines(self) -> Iterator[str]:
-        return page.goodput_lines(self)
-
-    def sections(self) -> Iterator[Section]:
-        return page.goodput_sections(self)
-
-    def heading(self) -> tuple[str, str]:
-        summary = [page.verdict_sentence(self), *page.cut_sentences(self), *page.detail_sentences(self)]
-        return page.headline(self), " ".join(summary)
-
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim goodput --json` writes."""
         prepared, runs, curve = self.prepared, self.runs, self.curve
@@ -438,7 +411,7 @@ def simulate_prepared(
     jobs: int | None = None,
     compares: bool = True,
     on_done: OnDone | None = None,
-) -> RunResult:
+) -> SimulatedRun:
     """Simulate the run of `[run]` from the first step on, once per seed. Its steps are simulated already.
 
     With `compares` it also tries other intervals, modes and spares. `on_done` is told the progress: one of
@@ -489,7 +462,7 @@ def simulate_prepared(
             f"{format_duration(scenario.ideal_seconds)}; {_REMEDIES}"
         )
     typical = TrainingRun(draw.scenario, runs.typical_seed(), is_recorded=True).train()
-    return RunResult(
+    return SimulatedRun(
         prepared,
         runs,
         scenario.phases[0].saves.every * scenario.phases[0].step_seconds,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from zsim.goodput.goodput import SimulatedRun
 from zsim.goodput.progress import Span
 from zsim.goodput.runs import HIGH, LOW, quantile
 from zsim.goodput.search import estimate_repairs
@@ -27,10 +27,6 @@ from zsim.units import (
     format_tokens,
 )
 
-if TYPE_CHECKING:
-    from zsim.goodput.goodput import RunResult
-
-
 MEANINGS = {
     "steps": "steps that were kept",
     "checkpoints": "saves",
@@ -50,7 +46,7 @@ _MIN_SHARE = 0.0000995  # told as 0.01 %
 _UNITS = (("days", _DAY), ("hours", 3600.0), ("minutes", 60.0))
 
 
-def goodput_lines(run: RunResult) -> Iterator[str]:
+def goodput_lines(run: SimulatedRun) -> Iterator[str]:
     """The answer in a sentence, then tables."""
     yield from paragraph(headline(run))
     yield from paragraph(verdict_sentence(run))
@@ -75,7 +71,7 @@ def goodput_lines(run: RunResult) -> Iterator[str]:
     yield from _evidence(run)
 
 
-def headline(run: RunResult) -> str:
+def headline(run: SimulatedRun) -> str:
     """Model, strategy, cluster and GPUs."""
     first = run.prepared.first
     job = first.result.job
@@ -87,7 +83,7 @@ def headline(run: RunResult) -> str:
     )
 
 
-def verdict_sentence(run: RunResult) -> str:
+def verdict_sentence(run: SimulatedRun) -> str:
     """Whether the steps fit, as `zsim run` says it. For several phases, whether the one least likely to fit
     does.
     """
@@ -103,7 +99,7 @@ def verdict_sentence(run: RunResult) -> str:
     return f"{fit.label.upper()}{phase_suffix}  {fit.words}"
 
 
-def _days_sentence(run: RunResult) -> str:
+def _days_sentence(run: SimulatedRun) -> str:
     low, high = run.days_range
     horizon = run.runs.scenario.horizon_seconds
     if horizon is not None:
@@ -126,7 +122,7 @@ def _days_sentence(run: RunResult) -> str:
     )
 
 
-def _longest_runs(run: RunResult, unit_days: float) -> str:
+def _longest_runs(run: SimulatedRun, unit_days: float) -> str:
     """The runs beyond the interval, where the mean is: a rare failure costs more than all else."""
     high, mean, days = run.days_range[1], run.expected_days, run.runs.days
     if high is None or mean is None or mean <= high:
@@ -144,7 +140,7 @@ def _steps(count: int) -> str:
     return f"{count:,} steps take" if count != 1 else "1 step takes"
 
 
-def _partial_step(run: RunResult) -> str:
+def _partial_step(run: SimulatedRun) -> str:
     """A sentence on a run whose tokens do not fill its one step. Empty for others."""
     phase = run.prepared.first
     if len(run.prepared.phases) > 1 or phase.tokens is None or phase.tokens >= phase.step_tokens:
@@ -155,7 +151,7 @@ def _partial_step(run: RunResult) -> str:
     )
 
 
-def _goodput_error(run: RunResult) -> str:
+def _goodput_error(run: SimulatedRun) -> str:
     """The standard error of the goodput over the seeds drawn, where a tenth of a percent shows it.
 
     Goodput is the steps' time over the mean of all time, and its relative error is that of the mean.
@@ -164,13 +160,13 @@ def _goodput_error(run: RunResult) -> str:
     return f" (standard error {error:.1f})" if error >= 0.05 else ""
 
 
-def time_unit(run: RunResult) -> tuple[str, float]:
+def time_unit(run: SimulatedRun) -> tuple[str, float]:
     """The unit in which a run's time is shown, and its seconds: days, and less for short runs."""
     elapsed = run.runs.mean_of(lambda ledger: ledger.elapsed)
     return next((unit for unit in _UNITS if elapsed >= unit[1]), _UNITS[-1])
 
 
-def step_trust(run: RunResult) -> str:
+def step_trust(run: SimulatedRun) -> str:
     """How far to trust the step that the run is made of."""
     full_step = run.prepared.first.full_step
     if full_step is not None:
@@ -179,7 +175,7 @@ def step_trust(run: RunResult) -> str:
     return format_trust(run.prepared.first.result.report) or "No published run is like the step."
 
 
-def proportional_days(run: RunResult) -> str:
+def proportional_days(run: SimulatedRun) -> str:
     """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
     first, days = run.prepared.first, run.expected_days
     interval = first.step_seconds_range
@@ -190,7 +186,7 @@ def proportional_days(run: RunResult) -> str:
     return f" {unit.capitalize()} in proportion: {' to '.join(map(format_amount, ends))}."
 
 
-def diverging_sentence(run: RunResult) -> Iterator[str]:
+def diverging_sentence(run: SimulatedRun) -> Iterator[str]:
     """A sentence on the runs that were given up, if some were."""
     runs = run.runs
     if run.is_diverging:
@@ -201,7 +197,7 @@ def diverging_sentence(run: RunResult) -> Iterator[str]:
         )
 
 
-def cut_sentences(run: RunResult) -> Iterator[str]:
+def cut_sentences(run: SimulatedRun) -> Iterator[str]:
     """Which runs were given up, and how a run of very many failures was made short."""
     yield from diverging_sentence(run)
     runs = run.runs
@@ -215,7 +211,7 @@ def cut_sentences(run: RunResult) -> Iterator[str]:
         yield f"{len(runs.ledgers):,} of {run.requested_seeds:,} seeds were drawn: all would take very long."
 
 
-def _waterfall(run: RunResult, unit_seconds: float) -> list[list[str]]:
+def _waterfall(run: SimulatedRun, unit_seconds: float) -> list[list[str]]:
     rows = run.runs.seconds_by_bin()
     total_seconds = sum(rows.values())
     return [
@@ -236,7 +232,7 @@ def _share(fraction: float) -> str:
     return f"{fraction * 100:.2f} %" if is_shown else f"{format_amount(fraction * 100)} %"
 
 
-def _cause_cells(run: RunResult) -> list[list[str]]:
+def _cause_cells(run: SimulatedRun) -> list[list[str]]:
     counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
     names = sorted({*counts, *hours}, key=lambda name: -hours.get(name, 0.0))
     rows = [[name, f"{counts.get(name, 0.0):,.1f}", format_amount(hours.get(name, 0.0))] for name in names]
@@ -247,7 +243,7 @@ def _cause_cells(run: RunResult) -> list[list[str]]:
     return rows
 
 
-def detail_sentences(run: RunResult) -> Iterator[str]:
+def detail_sentences(run: SimulatedRun) -> Iterator[str]:
     """The save, its interval, other modes, spares, money."""
     checkpoint, runs, outer = run.checkpoint, run.runs, run.prepared.first.outer
     if outer is not None:
@@ -305,7 +301,7 @@ def detail_sentences(run: RunResult) -> Iterator[str]:
         yield f"A failure every {format_duration(between)} on {run.prepared.first.nodes:,} nodes."
 
 
-def waits_sentence(run: RunResult) -> Iterator[str]:
+def waits_sentence(run: SimulatedRun) -> Iterator[str]:
     """A sentence on what the seeds drew of long repairs, where the law's mean changes the goodput shown."""
     repairs = estimate_repairs(run.runs)
     if (
@@ -324,7 +320,7 @@ def waits_sentence(run: RunResult) -> Iterator[str]:
     )
 
 
-def _evidence(run: RunResult) -> Iterator[str]:
+def _evidence(run: SimulatedRun) -> Iterator[str]:
     grades = ", ".join(f"{part} {grade}" for part, grade in run.prepared.first.result.report.evidence.items())
     yield from paragraph(f"evidence of the step: {grades}", indent=2)
     for name, source_table in run.sources.items():
@@ -365,7 +361,7 @@ _NARROWED_BY = {
 }
 
 
-def goodput_sections(run: RunResult) -> Iterator[Section]:
+def goodput_sections(run: SimulatedRun) -> Iterator[Section]:
     """The sections of the page, in order."""
     drawn = partial(partial, run=run)
     yield Section("Where the days go", [
@@ -391,7 +387,7 @@ def goodput_sections(run: RunResult) -> Iterator[Section]:
     yield Section("Should I believe this?", table=ResultTable("", _TRUST, [*trust_rows(run)]))
 
 
-def waterfall(run: RunResult) -> Figure:
+def waterfall(run: SimulatedRun) -> Figure:
     """Days by bin, each beginning where the last one ends."""
     figure, start_seconds = Figure(layout(380, showlegend=False)), 0.0
     for name, seconds in run.runs.seconds_by_bin().items():
@@ -420,11 +416,11 @@ def _length(seconds: float) -> str:
     return f"{seconds:.2g} s"
 
 
-def _spans(run: RunResult) -> list[Span]:
+def _spans(run: SimulatedRun) -> list[Span]:
     return (run.typical.spans or [])[:_MAX_SPANS]
 
 
-def progress(run: RunResult) -> Figure:
+def progress(run: SimulatedRun) -> Figure:
     """Steps over days, with every failure."""
     spans = _spans(run)
     figure = Figure(layout(420))
@@ -453,7 +449,7 @@ def progress(run: RunResult) -> Figure:
     return figure
 
 
-def timeline(run: RunResult) -> Figure:
+def timeline(run: SimulatedRun) -> Figure:
     """One bar per stop, at its day."""
     figure = Figure(layout(320, barmode="overlay"))
     for name in MEANINGS:
@@ -475,7 +471,7 @@ def timeline(run: RunResult) -> Figure:
     return figure
 
 
-def interval(run: RunResult) -> Figure:
+def interval(run: SimulatedRun) -> Figure:
     curve = run.curve
     assert curve is not None
     figure = Figure(layout(380))
@@ -496,7 +492,7 @@ def interval(run: RunResult) -> Figure:
     return figure
 
 
-def spares(run: RunResult) -> Figure:
+def spares(run: SimulatedRun) -> Figure:
     figure = Figure(layout(340))
     for name, values, color in (
         ("goodput, %", [choice.goodput_fraction * 100 for choice in run.spares], COLORS["steps"]),
@@ -513,7 +509,7 @@ def spares(run: RunResult) -> Figure:
     return figure
 
 
-def causes(run: RunResult) -> Figure:
+def causes(run: SimulatedRun) -> Figure:
     hours = run.lost_gpu_hours
     figure = Figure(layout(max(160, 60 + 26 * len(hours)), showlegend=False))
     figure.add_bar(
@@ -525,7 +521,7 @@ def causes(run: RunResult) -> Figure:
     return figure
 
 
-def days(run: RunResult) -> Figure:
+def days(run: SimulatedRun) -> Figure:
     """Runs in the order of their days, or of the goodput that they have in as many days."""
     if run.runs.scenario.horizon_seconds is None:
         ordered, title, hover_text = sorted(run.runs.days), "days", "take at most %{y:.2f} days"
@@ -549,14 +545,14 @@ def days(run: RunResult) -> Figure:
     return figure
 
 
-def _definitions(run: RunResult) -> Sequence[Sequence[str]]:
+def _definitions(run: SimulatedRun) -> Sequence[Sequence[str]]:
     return [
         [name.replace("_", " "), "-" if value is None else f"{value * 100:.2f} %", DEFINITIONS[name]]
         for name, value in run.definitions.items()
     ]
 
 
-def _modes(run: RunResult) -> Sequence[Sequence[str]]:
+def _modes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     return [
         [choice.mode, "", "", choice.error]
         if choice.error is not None
@@ -566,7 +562,7 @@ def _modes(run: RunResult) -> Sequence[Sequence[str]]:
     ]  # fmt: skip
 
 
-def _causes(run: RunResult) -> Sequence[Sequence[str]]:
+def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
     return [
         [name, f"{counts.get(name, 0.0):,.2f}", f"{hours.get(name, 0.0):,.1f}"]
@@ -574,7 +570,7 @@ def _causes(run: RunResult) -> Sequence[Sequence[str]]:
     ]
 
 
-def trust_rows(run: RunResult) -> Iterator[tuple[str, str, str, str]]:
+def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
     first = run.prepared.first
     weakest = ", ".join(f"{part} {grade}" for part, grade in first.result.report.evidence.items())

@@ -19,10 +19,11 @@ from zsim.plan.ops import state_bytes
 from zsim.report.job_features import framework_title
 from zsim.report.memory import Holder, MemoryProfile, Moment, Remedy, holders, memory_profile
 from zsim.report.report import Report
+from zsim.report.views.displayable import Displayable, DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, MEMORY
-from zsim.report.views.result import Column, Displayable, DisplayableList, Figures
+from zsim.report.views.result import Column
 from zsim.report.views.text.plain import named_columns, table
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.job import Job, gpus_label, strategy_label

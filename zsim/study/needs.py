@@ -19,10 +19,10 @@ from zsim.plan.make import make_plan
 from zsim.plan.ops import DriveIo, OffloadWork
 from zsim.report.offload import offload_section
 from zsim.report.report import traced_step
+from zsim.report.views.displayable import DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION
-from zsim.report.views.result import DisplayableList, Figures
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.load import ExperimentSource, experiment_of

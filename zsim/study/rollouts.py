@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError, check_choice
-from zsim.report.views.result import Displayable
+from zsim.report.views.displayable import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.rl import RlTable

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from zsim.goodput.goodput import PROGRESS_KINDS, RunResult, simulate_prepared
+from zsim.goodput import page
+from zsim.goodput.goodput import PROGRESS_KINDS, SimulatedRun, simulate_prepared
 from zsim.goodput.prepared import prepare
+from zsim.goodput.scenario import DAY
+from zsim.report.fit import fit_of
+from zsim.report.views.displayable import Displayable
+from zsim.report.views.result import Section
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.workflows.rl.run import prepare_rl_run
+
+
+class RunResult(SimulatedRun, Displayable):
+    """An experiment's run of days: `expected_days`, `goodput_fraction`, and where the days go."""
+
+    file = "goodput"
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Where the days go, mean of all seeds: days and fraction by kind of time."""
+        seconds_per_bin = self.runs.seconds_by_bin()
+        total_seconds = sum(seconds_per_bin.values())
+        return [
+            {"part": name, "days": seconds / DAY, "time_fraction": seconds / total_seconds}
+            for name, seconds in seconds_per_bin.items()
+        ]
+
+    def headline(self) -> str:
+        label = self.verdict.label if self.prepared.first.full_step else fit_of(self.tightest_report).label
+        return f"{page.headline(self)}. {label}."
+
+    def lines(self) -> Iterator[str]:
+        return page.goodput_lines(self)
+
+    def sections(self) -> Iterator[Section]:
+        return page.goodput_sections(self)
+
+    def heading(self) -> tuple[str, str]:
+        summary = [page.verdict_sentence(self), *page.cut_sentences(self), *page.detail_sentences(self)]
+        return page.headline(self), " ".join(summary)
 
 
 def simulate_run(
@@ -34,6 +69,7 @@ def simulate_run(
     resolved_experiment = experiment_of(experiment, overrides)
     with Counts(*PROGRESS_KINDS) as progress:
         prepared = prepare if resolved_experiment.rl is None else prepare_rl_run
-        return simulate_prepared(
+        run = simulate_prepared(
             prepared(resolved_experiment), seeds=seeds, jobs=jobs, compares=compares, on_done=progress.update
         )
+    return RunResult(**{field.name: getattr(run, field.name) for field in fields(run)})

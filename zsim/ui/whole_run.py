@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zsim.goodput import page
-from zsim.goodput.goodput import RunResult
 from zsim.goodput.page import detail_sentences, diverging_sentence, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.whole_runs import simulate_run
+from zsim.study.whole_runs import RunResult, simulate_run
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import RUN_FILE, run_safely, tile
 from zsim.units import format_duration

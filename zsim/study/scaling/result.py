@@ -19,19 +19,11 @@ from math import log2
 from typing import Any, ClassVar, Literal
 
 from zsim.report.critical.causes import cause_meaning, cause_noun
+from zsim.report.views.displayable import Displayable
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.report.views.result import (
-    Cell,
-    Column,
-    Displayable,
-    ItemColumn,
-    Medium,
-    ResultTable,
-    Section,
-    table_of,
-)
+from zsim.report.views.result import Cell, Column, ItemColumn, Medium, ResultTable, Section, table_of
 from zsim.report.views.text.plain import paragraph, table, text_table
 from zsim.units import format_bytes, format_duration, format_percent, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range

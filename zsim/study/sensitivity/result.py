@@ -10,18 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zsim.errors import InputError
+from zsim.report.views.displayable import Displayable
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.result import (
-    Displayable,
-    ItemColumn,
-    Medium,
-    ResultTable,
-    Section,
-    columns_of,
-    table_of,
-)
+from zsim.report.views.result import ItemColumn, Medium, ResultTable, Section, columns_of, table_of
 from zsim.report.views.text.plain import WIDTH, paragraph, text_table
 from zsim.specs.experiment.job import gpus_label, strategy_label
 from zsim.specs.experiment.load import ExperimentSource, change_experiment, experiment_of

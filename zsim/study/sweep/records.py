@@ -20,7 +20,7 @@ from zsim.api import Result, simulate
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.files import PACKAGE, make_folder, write_atomically
-from zsim.goodput.goodput import RunResult, simulate_prepared
+from zsim.goodput.goodput import SimulatedRun, simulate_prepared
 from zsim.goodput.prepared import prepare
 from zsim.report.framework import report_role
 from zsim.report.report import Report
@@ -194,7 +194,7 @@ def run_columns(experiment: Experiment, result: Result) -> dict[str, Any]:
         return {"run_error": str(error)}
 
 
-def answer_columns(run: RunResult) -> dict[str, Any]:
+def answer_columns(run: SimulatedRun) -> dict[str, Any]:
     """The answer as plain values: days, fractions, seconds, bytes, GPU-hours."""
     low, high = run.days_range
     checkpoint, bill, runs = run.checkpoint, run.bill, run.runs

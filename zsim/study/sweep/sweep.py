@@ -17,10 +17,11 @@ from pydantic import BaseModel
 
 from zsim.errors import InputError, ZsimError
 from zsim.files import EXAMPLE, check_folder, make_folder, write_atomically
+from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.result import Column, Displayable, Figures
+from zsim.report.views.result import Column
 from zsim.report.views.text.plain import table
 from zsim.specs.experiment.load import ExperimentSource, plain_table
 from zsim.specs.experiment.tables import Experiment

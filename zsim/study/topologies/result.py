@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zsim.errors import InputError
+from zsim.report.views.displayable import DisplayableList, Figures
 from zsim.report.views.html.figure import Figure, script_json
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page, plot, render
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.result import DisplayableList, Figures, ResultTable, Section, columns_of, table_of
+from zsim.report.views.result import ResultTable, Section, columns_of, table_of
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.study.topologies import bench, figures

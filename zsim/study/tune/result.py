@@ -8,19 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from zsim.report.views.displayable import Displayable
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY, COMMUNICATION, TOTAL
-from zsim.report.views.result import (
-    Column,
-    Displayable,
-    ItemColumn,
-    Medium,
-    ResultTable,
-    Section,
-    columns_of,
-    table_of,
-)
+from zsim.report.views.result import Column, ItemColumn, Medium, ResultTable, Section, columns_of, table_of
 from zsim.report.views.text.plain import paragraph, text_table
 from zsim.specs.experiment.job import gpus_label
 from zsim.specs.experiment.resolve import resolve

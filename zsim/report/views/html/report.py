@@ -12,6 +12,7 @@ from zsim.report.fit import fit_of, format_torch_memory, moment_notes
 from zsim.report.memory import Ledger
 from zsim.report.report import Report, plain
 from zsim.report.trust import MEASURE, TITLE, errors_figure, near_table, trust_of
+from zsim.report.views.displayable import Figures
 from zsim.report.views.html import figures
 from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.figure import Figure
@@ -19,7 +20,6 @@ from zsim.report.views.html.figures import drive_timeline, range_sentence
 from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import close_ups, report_timeline
 from zsim.report.views.meanings import EVIDENCE
-from zsim.report.views.result import Figures
 from zsim.report.views.tables import (
     breakdown_table,
     collective_table,
