@@ -12,7 +12,6 @@ from zsim.errors import InputError, check_choice
 from zsim.extras import require
 from zsim.files import check_folder, write_files
 from zsim.report.views.html.figure import Figure
-from zsim.report.views.html.page import page
 from zsim.report.views.result import Item, Section
 from zsim.units import format_bytes, format_rate, format_seconds
 
@@ -71,6 +70,8 @@ class Displayable(ABC):
 
     def page(self) -> str:
         """The page as text. The same result gives the same bytes."""
+        from zsim.report.views.html.page import page
+
         title, summary = self.heading()
         return page(title, self.kicker or self.file, self.sections(), summary)
 
