@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zsim import garbage_collection
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
-from zsim.explain.variants import full_variants
+from zsim.explain.variants import Variants, full_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
-from zsim.report.views.result import Displayable, Figures
+from zsim.report.views.displayable import Displayable, Figures
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.specs.experiment.resolve import resolve
@@ -37,6 +36,7 @@ class Result(Displayable):
     writes the files of `zsim run --out` but for the traces, and `trust` says how far to believe it.
     """
 
+    file: ClassVar[str] = "report"
     job: Job
     step: SimulatedStep
     report: Report
@@ -87,11 +87,13 @@ class Result(Displayable):
 
         return report_plots(self.report, self.trace)
 
-    def pages(self) -> Mapping[str, str]:
+    def page(self) -> str:
         from zsim.report.views.html.report import html_report
 
-        content = json.dumps(self.report.to_dict(), indent=1) + "\n"
-        return {"report.html": html_report(self.report, self.trace), "report.json": content}
+        return html_report(self.report, self.trace)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.report.to_dict()
 
     @property
     def trust(self) -> Trust:
@@ -113,11 +115,12 @@ def simulate(
     unfold: bool = False,
     simulator: Simulator | None = None,
     on_job: Callable[[Job], None] | None = None,
+    variants: Callable[[SimulatedStep], Variants] | None = full_variants,
 ) -> Result:
     """Simulate one steady step. `unfold` simulates every rank instead of one representative per class.
 
     `simulator` is that of the study that the step belongs to. `on_job` is called with the job before it is
-    simulated.
+    simulated. `variants` gives what the report says of other assumptions (None: nothing).
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same, with `report.fits` False.
@@ -130,4 +133,4 @@ def simulate(
         on_job(job)
     step = simulate_step(job, simulate=partial(simulator.outcome, unfold=unfold))
     wall_seconds = time.perf_counter() - start_seconds
-    return Result(job, step, report_of_step(step, wall_seconds, full_variants(step)))
+    return Result(job, step, report_of_step(step, wall_seconds, variants and variants(step)))

@@ -47,6 +47,16 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return f"; did you mean '{match}'?" if match else ""
 
 
+def check_choice(start: str, name: str, options: Iterable[str], more: str = "") -> None:
+    """Raise InputError, with the nearest option, unless `name` is one of them.
+
+    The sentence begins with `start`, and `more` stands behind the options.
+    """
+    choices = list(options)
+    if name not in choices:
+        raise InputError(f"{start}expected one of {', '.join(choices)}{more}{did_you_mean(name, choices)}")
+
+
 def format_options(name: str, options: Iterable[str], listed_by: str = "") -> str:
     """`"one of "` and the options.
 

@@ -15,12 +15,11 @@ import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.goodput.page import goodput_page, trust_rows
+from zsim.goodput.page import goodput_lines, trust_rows
 from zsim.goodput.prepared import prepare
 from zsim.goodput.runs import Draw, run_draws, wake_processes
 from zsim.goodput.scenario import Failures
 from zsim.goodput.search import best_interval, starting_interval
-from zsim.goodput.text import goodput_lines
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
@@ -219,7 +218,7 @@ def test_small_losses_of_a_long_run_have_units_of_their_own(whole: Any) -> None:
 
 
 def test_the_page_shows_a_run_with_its_failures(whole: Any) -> None:
-    text = goodput_page(whole)
+    text = whole.page()
     for name in ("waterfall", "progress", "timeline", "interval", "spares", "causes", "days"):
         assert f'id="plot-{name}"' in text, name
     assert "effective training time ratio" in text

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.errors import ZsimError
+from zsim.goodput.goodput import SimulatedRun
 from zsim.goodput.progress import RunLedger, SaveCycle, TrainingInterval
-from zsim.goodput.result import SimulatedRun
 from zsim.goodput.runs import Runs, num_parts, num_seeds, pilot_of, run_seeds, shorten_scenario
 from zsim.goodput.scenario import Cause, Failures, Recovery, Saves, Scenario
 from zsim.study.whole_runs import simulate_run

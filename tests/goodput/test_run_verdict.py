@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 import zsim
 from zsim.cli import app
-from zsim.goodput.page import goodput_page
-from zsim.goodput.text import goodput_lines
+from zsim.goodput.page import goodput_lines
 from zsim.report.fit import fit_of
 from zsim.report.memory import allocator_notes
 from zsim.study.whole_runs import RunResult, simulate_run
@@ -77,7 +76,7 @@ def test_the_phase_that_does_not_fit_is_named_first(short: RunResult) -> None:
     assert " ".join(words.split()) in " ".join(" ".join(lines).split())
     assert short.to_dict()["fits"] is False
     assert short.to_dict()["out_of_memory"]["pool"] == "gpu"
-    assert "DOES NOT FIT (phase 2)" in goodput_page(short)
+    assert "DOES NOT FIT (phase 2)" in short.page()
     assert "DOES NOT FIT (phase 2)" in " ".join(run_sentences(short))
     assert short.headline().endswith(" Does not fit.")
 

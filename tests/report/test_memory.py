@@ -10,7 +10,7 @@ import numpy as np
 from tests.expect import there
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import CATEGORIES, Memory, Plan
-from zsim.report.memory import Holder, Ledger, first_over_capacity, holders, memory_peaks, memory_profile
+from zsim.report.memory import Holder, Ledger, holders, memory_peaks, memory_profile
 from zsim.report.views.text.sentences import missing_memory
 from zsim.study.memory import profile_lines
 from zsim.trace.trace import MemoryEvents
@@ -94,14 +94,14 @@ def test_a_timeline_never_runs_backwards_and_keeps_the_peak(make_memory: Callabl
 
 def test_a_job_that_fits_has_no_finding(make_memory: Callable[..., MemoryEvents]) -> None:
     """85 bytes fit into exactly 85; what has no capacity given is unlimited."""
-    assert first_over_capacity(make_memory(STEP), {"gpu": 85, "host": None}) is None
+    assert Ledger.of(make_memory(STEP)).first_over_capacity({"gpu": 85, "host": None}) is None
 
 
 def test_the_first_op_over_capacity_is_named_with_what_is_missing(
     make_memory: Callable[..., MemoryEvents],
 ) -> None:
     """Capacity 65: at `forward` 70 are held, 5 too many; at the peak of 85 it is 20."""
-    finding = there(first_over_capacity(make_memory(STEP), {"gpu": 65}))
+    finding = there(Ledger.of(make_memory(STEP)).first_over_capacity({"gpu": 65}))
     assert (finding.op, finding.pool, finding.seconds) == ("forward", "gpu", 1.0)
     assert (finding.missing_bytes, finding.peak_missing_bytes) == (5, 20)
     assert (finding.capacity_bytes, finding.least_gpus) == (65, None)
@@ -110,7 +110,7 @@ def test_the_first_op_over_capacity_is_named_with_what_is_missing(
 def test_what_lacks_at_the_peak_is_that_of_the_fullest_rank(make_memory: Callable[..., MemoryEvents]) -> None:
     """Rank 3 is the first over 65, by 1 and by 5 at its peak of 70; rank 0 lacks 20 at its peak of 85."""
     events = [*STEP, (3, 0.5, "gpu", "activations", 66, "early"), (3, 3.5, "gpu", "activations", 4, "late")]
-    finding = there(first_over_capacity(make_memory(events), {"gpu": 65}))
+    finding = there(Ledger.of(make_memory(events)).first_over_capacity({"gpu": 65}))
     assert (finding.op, finding.rank, finding.missing_bytes) == ("early", 3, 1)
     assert finding.peak_missing_bytes == memory_peaks(make_memory(events))["gpu"].total - 65 == 20
 
@@ -123,7 +123,7 @@ def test_an_op_issued_ahead_of_the_step_is_at_its_start(make_memory: Callable[..
         (0, 0.5, "host", "buffers", 90, "swap"),
         (0, 1.0, "gpu", "buffers", -90, "gather"),
     ]
-    finding = there(first_over_capacity(make_memory(events), {"gpu": 80, "host": 80}))
+    finding = there(Ledger.of(make_memory(events)).first_over_capacity({"gpu": 80, "host": 80}))
     assert (finding.op, finding.pool, finding.seconds) == ("gather", "gpu", 0.0)
     assert "the first op without room is 'gather', which lacks" in missing_memory(finding)
 
@@ -131,7 +131,7 @@ def test_an_op_issued_ahead_of_the_step_is_at_its_start(make_memory: Callable[..
 def test_the_earliest_pool_to_overflow_is_the_finding(make_memory: Callable[..., MemoryEvents]) -> None:
     """The host is over at 0.5, before the GPU at 1."""
     events = [*STEP, (0, 0.5, "host", "optimizer_states", 10, "pin")]
-    finding = there(first_over_capacity(make_memory(events), {"gpu": 65, "host": 9}))
+    finding = there(Ledger.of(make_memory(events)).first_over_capacity({"gpu": 65, "host": 9}))
     assert (finding.pool, finding.op, finding.missing_bytes) == ("host", "pin", 1)
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import zsim
 from zsim.cli import app
-from zsim.report.views.result import Displayable, html_table
+from zsim.report.views.displayable import Displayable, html_table
 
 TINY: dict[str, Any] = {
     "model": {

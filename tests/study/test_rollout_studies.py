@@ -10,11 +10,10 @@ import pytest
 from tests.workflows.test_loop import experiment, simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.rollouts import changed_numbers, resize_rollout, turned_numbers
+from zsim.study.rollouts import RolloutTuning, changed_numbers, resize_rollout, tune_rollout, turned_numbers
 from zsim.study.scaling.scaling import run_scaling
 from zsim.study.sensitivity.sensitivity import rollout_variations
 from zsim.study.sweep.records import point_record
-from zsim.study.tune.rollout import RolloutTuning, tune_rollout
 from zsim.workflows.rl.result import simulate_rl
 
 

@@ -25,7 +25,6 @@ from zsim.study.scaling.result import (
     best_of,
     causes,
     range_of_efficiency,
-    scaling_page,
     sentences,
 )
 from zsim.study.scaling.scaling import parse_counts, run_scaling
@@ -307,7 +306,7 @@ def test_the_json_has_what_the_page_has(tmp_path: Path) -> None:
 
 @in_browser
 def test_the_page_is_alive(tmp_path: Path) -> None:
-    dom = check_page(scaling_page(LOST), ["efficiency", "throughput", "causes", "memory"], tmp_path)
+    dom = check_page(LOST.page(), ["efficiency", "throughput", "causes", "memory"], tmp_path)
     assert "efficiency falls from 100 % to 50 %; a token costs 100 % more because of network cards" in dom
     assert ">knee</text>" in dom
 

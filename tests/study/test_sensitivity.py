@@ -23,7 +23,6 @@ from zsim.study.search import least_factor
 from zsim.study.sensitivity.result import (
     SensitivityResult,
     sensitivity,
-    sensitivity_page,
     tornado,
 )
 from zsim.study.sensitivity.sensitivity import (
@@ -367,7 +366,7 @@ def test_what_is_printed_fits_80_columns() -> None:
 
 @in_browser
 def test_the_page_is_alive(tmp_path: Path) -> None:
-    dom = check_page(sensitivity_page(by_hand()), ["tornado"], tmp_path)
+    dom = check_page(by_hand().page(), ["tornado"], tmp_path)
     assert "10.000 s per step; most depends on HBM, card." in dom
     assert "What would have to be true for step_seconds=8" in dom
     assert "cluster.x" in dom

@@ -11,7 +11,7 @@ import pytest
 import zsim
 from tests.expect import there
 from tests.study.tune.conftest import tune
-from zsim.study.scaling.result import run_lines, scaling_page
+from zsim.study.scaling.result import run_lines
 from zsim.study.scaling.scaling import run_scaling
 from zsim.study.sensitivity.runs import run_bar_dict, run_bar_lines, run_bar_section, run_sensitivity_of
 from zsim.study.sweep.study_file import load_study
@@ -98,7 +98,7 @@ def test_goodput_falls_with_the_number_of_gpus(tmp_path: Path) -> None:
     lines = list(run_lines(done))
     assert max(map(len, lines)) <= 80
     assert lines[-1].startswith(f"The fewest days: {days[2]:.2f}, on 256 GPUs")
-    text = scaling_page(done)
+    text = done.page()
     assert 'id="plot-goodput"' in text
     assert 'id="plot-days"' in text
     assert json.loads(json.dumps(done.to_dict()))["scales"][2]["run"]["goodput_fraction"] == goodput[2]

@@ -1,4 +1,4 @@
-"""One experiment: `zsim run`, `trust`, `plan`, `memory` and `goodput`."""
+"""One experiment: `zsim run`, `trust`, `plan`, `memory`, `goodput`, and the local page of `zsim ui`."""
 
 from __future__ import annotations
 
@@ -347,3 +347,21 @@ def goodput(
             print_file(path.suffix[1:], path)
     if code := run.verdict.exit_code:
         raise typer.Exit(code)
+
+
+@takes_experiment(without=("allow_code",))
+def ui(
+    options: ExperimentOptions,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")] = 8050,
+    host: Annotated[
+        str, typer.Option(help="Another address than this machine's own lets others run simulations.")
+    ] = "127.0.0.1",
+) -> None:
+    """Open a local page: change the settings of an experiment, see what they do, download its files.
+
+    EXPERIMENT may be a DeepSpeed JSON, an Accelerate YAML or a torchtitan TOML too.
+    """
+    from zsim.ui.app import require_dash, serve
+
+    require_dash()
+    serve(options.load(), host, port)

@@ -253,7 +253,7 @@ def tune(
                     f"{name}: does nothing for an experiment with [rl], whose placement and engines are "
                     "searched in this process; expected --keep, --top and --json alone"
                 )
-        from zsim.study.tune.rollout import tune_rollout
+        from zsim.study.rollouts import tune_rollout
 
         layouts = tune_rollout(experiment, keep=keep or (), count=top)
         answer(layouts.lines(), layouts.to_dict, json_)

@@ -85,7 +85,7 @@ def _device_usage(events: MemoryEvents, device: str, excluded: set[str]) -> _Dev
     names = [*(ledger.categories[index] for index in kept_indices), "total"]
     peaks: list[dict[str, int]] = []
     lasts: list[tuple[dict[str, int], int]] = []
-    for pool in ledger.pools(device, 1, None):
+    for pool in ledger.pools(device):
         levels = ledger.usage(device, pool).levels[:, kept_indices]
         levels = np.column_stack([levels, levels.sum(axis=1)])
         peaks.append(dict(zip(names, levels.max(axis=0).tolist(), strict=True)))

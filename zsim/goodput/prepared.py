@@ -10,7 +10,6 @@ host memory, from where they come and to where they go at each outer step.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +17,9 @@ from functools import cached_property
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from zsim.api import Result
+from zsim.api import Result, simulate
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError, ZsimError
-from zsim.explain.report_of import report_of_step
 from zsim.fabric.fabric import idle_seconds
 from zsim.files import PRESETS
 from zsim.goodput.checkpoints.cost import save_cost, startup_cost
@@ -437,7 +435,8 @@ class PreparedRun:
 def _relative_pace(phase: SimulatedPhase, nodes: int, simulator: Simulator) -> float | None:
     """Seconds per token on so many nodes, over those on all. None where the job cannot run there."""
     try:
-        report = _simulate_step(change_experiment(phase.experiment, {"nodes": nodes}), simulator).report
+        experiment = change_experiment(phase.experiment, {"nodes": nodes})
+        report = simulate(experiment, simulator=simulator, variants=None).report
     except ZsimError:
         return None
     if not report.fits:
@@ -485,15 +484,6 @@ def run_length(experiment: Experiment) -> tuple[TrainingRunTable, CostTable | No
     return table, cost and cost.scale_samples(experiment.training.sequences_per_sample)
 
 
-def _simulate_step(experiment: Experiment, simulator: Simulator) -> Result:
-    """The step as `zsim.simulate` has it, but for what its report says of other assumptions."""
-    start_seconds = time.perf_counter()
-    job = simulator.job(experiment)
-    step = simulator.step(job)
-    report = report_of_step(step, time.perf_counter() - start_seconds)
-    return Result(job, step, report)
-
-
 def _simulate_phase(
     experiment: Experiment,
     table: TrainingRunTable,
@@ -504,9 +494,10 @@ def _simulate_phase(
 ) -> SimulatedPhase:
     outer = None
     if table.local is None:
-        result = known_result or _simulate_step(experiment, simulator)
+        result = known_result or simulate(experiment, simulator=simulator, variants=None)
     else:
-        result = _simulate_step(replica_experiment(experiment, table.local), simulator)
+        replica = replica_experiment(experiment, table.local)
+        result = simulate(replica, simulator=simulator, variants=None)
         outer = outer_step(experiment, table.local, result)
     report, added_seconds = result.report, 0.0 if outer is None else outer.added_seconds
     tokens_per_step = report.step_tokens * (1 if outer is None else outer.replicas)

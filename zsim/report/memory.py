@@ -140,9 +140,19 @@ class Ledger:
     categories: tuple[str, ...]
     columns: Ints
     by_rank: Mapping[str, Mapping[int, Ints]]
+    gpus_per_node: int
+    """Ranks like each traced one on a node, where `nodes` do not say which ranks share one."""
+    nodes: Sequence[Pool] | None
+    capacities: Mapping[str, Mapping[int, int]] | None
+    """By device those of traced ranks, if they differ."""
 
     @staticmethod
-    def of(events: MemoryEvents | None) -> Ledger:
+    def of(
+        events: MemoryEvents | None,
+        gpus_per_node: int = 1,
+        nodes: Sequence[Pool] | None = None,
+        capacities: Mapping[str, Mapping[int, int]] | None = None,
+    ) -> Ledger:
         if events is None:
             no_floats = np.zeros(0)
             no_ints = no_floats.astype(np.int64)
@@ -160,17 +170,13 @@ class Ledger:
             ranks, firsts = np.unique(events.ranks[device_events], return_index=True)
             events_per_rank = np.split(device_events, firsts[1:]) if len(ranks) else []
             by_rank[device] = dict(zip(ranks.tolist(), events_per_rank, strict=True))
-        return Ledger(events, categories, columns, by_rank)
+        return Ledger(events, categories, columns, by_rank, gpus_per_node, nodes, capacities)
 
-    def pools(self, device: str, gpus_per_node: int, nodes: Sequence[Pool] | None) -> list[Pool]:
-        """The memories of `device`.
-
-        These are one GPU per traced rank. For host and NVMe they are the `nodes`, by default one node per
-        traced rank with `gpus_per_node` ranks like it.
-        """
-        if device != "gpu" and nodes is not None:
-            return list(nodes)
-        return [{rank: 1 if device == "gpu" else gpus_per_node} for rank in self.by_rank[device]]
+    def pools(self, device: str) -> list[Pool]:
+        """The memories of `device`: one GPU per traced rank, for host and NVMe the nodes."""
+        if device != "gpu" and self.nodes is not None:
+            return list(self.nodes)
+        return [{rank: 1 if device == "gpu" else self.gpus_per_node} for rank in self.by_rank[device]]
 
     def usage(self, device: str, pool: Pool) -> MemoryLevels:
         """Levels of `pool` over time."""
@@ -193,34 +199,67 @@ class Ledger:
             events.names,
         )
 
-    def fullest(
-        self,
-        device: str,
-        gpus_per_node: int = 1,
-        nodes: Sequence[Pool] | None = None,
-        capacities: Mapping[str, Mapping[int, int]] | None = None,
-    ) -> MemoryLevels:
-        """Levels of the memory with the highest total: the fullest rank, or the fullest node.
-
-        With `capacities` of the ranks by device, it is the one with the least room left.
+    def fullest(self, device: str) -> MemoryLevels:
+        """Levels of the memory with the highest total: the fullest rank, or the fullest node. Where
+        capacities differ, it is the one with the least room left.
         """
-        pools = self.pools(device, gpus_per_node, nodes)
+        pools = self.pools(device)
         usages = [self.usage(device, pool) for pool in pools]
         if len(usages) < 2:
             return usages[0] if usages else self.usage(device, {})
-        limits = [_capacity_of(device, pool, capacities) or 0 for pool in pools]
+        limits = [self._capacity_of(device, pool) or 0 for pool in pools]
         pool_indices = range(len(usages))
         return usages[max(pool_indices, key=lambda n: int(usages[n].totals.max(initial=0)) - limits[n])]
+
+    def _capacity_of(self, device: str, pool: Pool) -> int | None:
+        """The capacity of this pool. None where all pools of the device have the same."""
+        rank_capacities = None if self.capacities is None else self.capacities.get(device)
+        return None if rank_capacities is None else rank_capacities[next(iter(pool))]
+
+    def peaks(self) -> dict[str, Peak]:
+        """The peak of the fullest GPU, host and NVMe."""
+        return {device: peak(self.fullest(device)) for device in DEVICES}
+
+    def first_over_capacity(self, capacity: Mapping[str, int | None]) -> OutOfMemory | None:
+        """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited).
+
+        What is missing at the peak is that of the memory of the same kind which lacks most, as in `peaks`.
+        """
+        findings: list[tuple[float, OutOfMemory]] = []
+        for device in DEVICES:
+            common = capacity.get(device)
+            if common is None:
+                continue
+            for pool in self.pools(device):
+                pool_capacity = self._capacity_of(device, pool)
+                limit = common if pool_capacity is None else pool_capacity
+                usage = self.usage(device, pool)
+                events_over_limit = np.flatnonzero(usage.totals > limit)
+                if not len(events_over_limit):
+                    continue
+                first, totals = int(events_over_limit[0]), usage.totals
+                issued = float(usage.host_seconds[first])
+                finding = OutOfMemory(
+                    op=usage.name(first),
+                    pool=device,
+                    rank=next(iter(pool)),
+                    seconds=max(0.0, issued),
+                    missing_bytes=int(totals[first]) - limit,
+                    peak_missing_bytes=int(totals.max()) - limit,
+                    capacity_bytes=limit,
+                )
+                findings.append((issued, finding))
+        if not findings:
+            return None
+        earliest = min(findings, key=itemgetter(0))[1]
+        fullest = max((each for _, each in findings if each.pool == earliest.pool), key=_load)
+        return replace(
+            earliest, peak_missing_bytes=fullest.peak_missing_bytes, capacity_bytes=fullest.capacity_bytes
+        )
 
 
 def _factorize(words: tuple[str, ...]) -> tuple[list[str], Ints]:
     return words.memoize(factorize) if isinstance(words, Labels) else factorize(words)
-
-
-def _capacity_of(device: str, pool: Pool, capacities: Mapping[str, Mapping[int, int]] | None) -> int | None:
-    """The capacity of this pool. None where all pools of the device have the same."""
-    rank_capacities = None if capacities is None else capacities.get(device)
-    return None if rank_capacities is None else rank_capacities[next(iter(pool))]
 
 
 def peak(usage: MemoryLevels) -> Peak:
@@ -239,60 +278,10 @@ def peak(usage: MemoryLevels) -> Peak:
 
 
 def memory_peaks(
-    events: MemoryEvents | Ledger | None,
-    gpus_per_node: int = 1,
-    nodes: Sequence[Pool] | None = None,
-    capacities: Mapping[str, Mapping[int, int]] | None = None,
+    events: MemoryEvents | None, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None
 ) -> dict[str, Peak]:
-    """The peak of the fullest GPU, host and NVMe. `capacities` are those of `Ledger.fullest`."""
-    ledger = events if isinstance(events, Ledger) else Ledger.of(events)
-    return {device: peak(ledger.fullest(device, gpus_per_node, nodes, capacities)) for device in DEVICES}
-
-
-def first_over_capacity(
-    events: MemoryEvents | Ledger | None,
-    capacity: Mapping[str, int | None],
-    gpus_per_node: int = 1,
-    nodes: Sequence[Pool] | None = None,
-    capacities: Mapping[str, Mapping[int, int]] | None = None,
-) -> OutOfMemory | None:
-    """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited).
-
-    What is missing at the peak is that of the memory of the same kind which lacks most, as in `memory_peaks`.
-    `capacities` are, by device, those of traced ranks, if they differ.
-    """
-    ledger = events if isinstance(events, Ledger) else Ledger.of(events)
-    findings: list[tuple[float, OutOfMemory]] = []
-    for device in DEVICES:
-        common = capacity.get(device)
-        if common is None:
-            continue
-        for pool in ledger.pools(device, gpus_per_node, nodes):
-            pool_capacity = _capacity_of(device, pool, capacities)
-            limit = common if pool_capacity is None else pool_capacity
-            usage = ledger.usage(device, pool)
-            events_over_limit = np.flatnonzero(usage.totals > limit)
-            if not len(events_over_limit):
-                continue
-            first, totals = int(events_over_limit[0]), usage.totals
-            issued = float(usage.host_seconds[first])
-            finding = OutOfMemory(
-                op=usage.name(first),
-                pool=device,
-                rank=next(iter(pool)),
-                seconds=max(0.0, issued),
-                missing_bytes=int(totals[first]) - limit,
-                peak_missing_bytes=int(totals.max()) - limit,
-                capacity_bytes=limit,
-            )
-            findings.append((issued, finding))
-    if not findings:
-        return None
-    earliest = min(findings, key=itemgetter(0))[1]
-    fullest = max((each for _, each in findings if each.pool == earliest.pool), key=_load)
-    return replace(
-        earliest, peak_missing_bytes=fullest.peak_missing_bytes, capacity_bytes=fullest.capacity_bytes
-    )
+    """The peak of the fullest GPU, host and NVMe."""
+    return Ledger.of(events, gpus_per_node, nodes).peaks()
 
 
 def _load(finding: OutOfMemory) -> float:

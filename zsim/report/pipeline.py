@@ -240,16 +240,13 @@ class Bubbles:
         }
         for number in program.message_ops:
             starts = [
-                self._times.rank_times(peer).start[self._position(peer, op)]
+                self._times.rank_times(peer).start[self._program(peer).memoize(_position_of_op)[op]]
                 for peer, op in self._peers.get((rank, number), ())
                 if self._stage(peer) != self._stage(rank)
             ]
             if starts:
                 arrivals[position_of_op[number]] = max(starts)
         return arrivals
-
-    def _position(self, rank: int, op: int) -> int:
-        return self._program(rank).memoize(_position_of_op)[op]
 
     def _drain_end(self, rank: int) -> float:
         """When the last rank of `rank`'s pipeline has done its last forward or backward."""

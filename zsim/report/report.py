@@ -20,8 +20,6 @@ from zsim.report.memory import (
     OutOfMemory,
     Peak,
     Pool,
-    first_over_capacity,
-    memory_peaks,
 )
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.pipeline import PipelineSection
@@ -322,7 +320,9 @@ class Report(JobFacts):
                 device: {"total": peak.total, **peak.by_category} for device, peak in self.peaks.items()
             },
             "breakdown_seconds": dict(self.breakdown.seconds),
-            "collectives": [collective_content(row) for row in self.collectives],
+            "collectives": [
+                {name: getattr(row, name) for name in _OF_COLLECTIVES} for row in self.collectives
+            ],
             "evidence": dict(self.evidence),
             "simulation": asdict(self.simulation),
             "step_seconds_range": None if self.step_seconds_range is None else list(self.step_seconds_range),
@@ -385,21 +385,10 @@ def plain(value: Any) -> Any:
     return plain(to_scalar()) if callable(to_scalar) else str(value)
 
 
-def collective_content(row: CollectiveRow) -> dict[str, Any]:
-    return {
-        "kind": row.kind,
-        "group": row.group,
-        "count": row.count,
-        "bytes": row.bytes,
-        "dtype": row.dtype,
-        "busy_seconds": row.busy_seconds,
-        "group_size": row.group_size,
-        "algorithm_bytes_per_second": row.algorithm_bytes_per_second,
-        "bus_bytes_per_second": row.bus_bytes_per_second,
-        "exposed_seconds": row.exposed_seconds,
-    }
-
-
+_OF_COLLECTIVES = (
+    "kind", "group", "count", "bytes", "dtype", "busy_seconds", "group_size", "algorithm_bytes_per_second",
+    "bus_bytes_per_second", "exposed_seconds",
+)  # fmt: skip
 _NO_MACHINE_USE = MachineUse()
 
 
@@ -424,10 +413,8 @@ def make_report(
     """The report of a step. `step_seconds_without_overlap` and `offload_seconds_range` come from further
     simulations of the step, where there were any. What is not in the trace, from `notes` on, is left open."""
     trace, work, breakdown = step.trace, job.work, step.breakdown
-    ledger = Ledger.of(trace.memory)
-    out_of_memory = first_over_capacity(
-        ledger, job.capacity_bytes, job.gpus_per_node, job.nodes, job.rank_capacities
-    )
+    ledger = Ledger.of(trace.memory, job.gpus_per_node, job.nodes, job.rank_capacities)
+    out_of_memory = ledger.first_over_capacity(job.capacity_bytes)
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
     compute_seconds = (breakdown.seconds if pipeline is None else pipeline.mean_seconds())["compute"]
@@ -447,7 +434,7 @@ def make_report(
         rank=step.rank,
         step_seconds=step.seconds,
         out_of_memory=out_of_memory,
-        peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes, job.rank_capacities),
+        peaks=ledger.peaks(),
         breakdown=breakdown,
         limit=limit + overlap_doubt_sentence(job.framework, step.seconds, step_seconds_without_overlap),
         collectives=collective_rows(trace, step.rank, breakdown.waits),

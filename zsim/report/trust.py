@@ -12,10 +12,11 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.report.critical.causes import cause_meaning
 from zsim.report.report import Report
+from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
-from zsim.report.views.result import Column, Displayable, Figures, ItemColumn, ResultTable, table_of
+from zsim.report.views.result import Column, ItemColumn, ResultTable, table_of
 from zsim.report.views.text.plain import paragraph, shell, table, text_table
 from zsim.report.views.text.sentences import headline
 from zsim.specs.cluster.files import load_power_law

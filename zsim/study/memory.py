@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from zsim.api import simulate
-from zsim.errors import InputError, ZsimError, did_you_mean
+from zsim.errors import InputError, ZsimError, check_choice
 from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.tensors import MemoryKey
@@ -19,10 +19,11 @@ from zsim.plan.ops import state_bytes
 from zsim.report.job_features import framework_title
 from zsim.report.memory import Holder, MemoryProfile, Moment, Remedy, holders, memory_profile
 from zsim.report.report import Report
+from zsim.report.views.displayable import Displayable, DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, MEMORY
-from zsim.report.views.result import Column, Displayable, DisplayableList, Figures
+from zsim.report.views.result import Column
 from zsim.report.views.text.plain import named_columns, table
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.job import Job, gpus_label, strategy_label
@@ -277,8 +278,7 @@ def memory(
 
     Raises InputError for an unknown key, and where no combination is an experiment.
     """
-    if by not in BY:
-        raise InputError(f"--by {by}: expected one of {', '.join(BY)}{did_you_mean(by, BY)}")
+    check_choice(f"--by {by}: ", by, BY)
     resolved_experiment = experiment_of(experiment, overrides)
     if not vary:
         if by != "category":
@@ -416,7 +416,7 @@ def profile_lines(
         yield from _holder_lines(
             f"Kept for backward: {format_bytes(kept_bytes)}", kept_holders, kept_bytes, limit
         )
-    units = _unit_holders(profile.highest)
+    units = holders({key: size for key, size in profile.highest.items() if key[1]}, "buffers")
     if units:
         yield ""
         yield from _unit_lines(units, profile.at_peak, limit)
@@ -480,11 +480,6 @@ def _holder_lines(title: str, rows_of_holders: Sequence[Holder], total_bytes: in
             )
         )
     return table(named_columns(title, "count", "each", "together", "share", min_width=36), rows)
-
-
-def _unit_holders(highest: Mapping[MemoryKey, int]) -> list[Holder]:
-    """Gathered parameters and unreduced gradients of each unit, each at its maximum."""
-    return holders({key: size for key, size in highest.items() if key[1]}, "buffers")
 
 
 def _unit_lines(units: Sequence[Holder], at_peak: Mapping[MemoryKey, int], limit: int) -> Iterator[str]:

@@ -14,15 +14,15 @@ from typing import Any
 
 from zsim.cost.rates.offload import optimizer_bytes_per_second, thread_share
 from zsim.engine.simulate import Outcome, simulate_job
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, check_choice
 from zsim.plan.make import make_plan
 from zsim.plan.ops import DriveIo, OffloadWork
 from zsim.report.offload import offload_section
 from zsim.report.report import traced_step
+from zsim.report.views.displayable import DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION
-from zsim.report.views.result import DisplayableList, Figures
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
@@ -125,11 +125,7 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
 
     Raises InputError for an unknown resource, or for drives where the cluster has none.
     """
-    if resource not in RESOURCES:
-        raise InputError(
-            f"resource: found '{resource}', expected one of {', '.join(RESOURCES)}"
-            f"{did_you_mean(resource, RESOURCES)}"
-        )
+    check_choice(f"resource: found '{resource}', ", resource, RESOURCES)
     job = resolve(experiment)
     chosen = RESOURCES[resource]
     available, unit = _available(chosen, job.cluster, job.gpus_per_node)

@@ -6,7 +6,7 @@ The GPUs, clusters and strategies without such a run are listed by name.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import expm1
 from typing import Any
@@ -96,7 +96,7 @@ def model_preset(name: str) -> ModelPreset:
     """The model preset of this name. Raises InputError for an unknown name."""
     config, _, _ = read_model_config(name)
     model = load_model(name)
-    runs = _runs_of(model.numel, validated_runs())
+    runs = [run for run in validated_runs() if abs(run.features.parameters / model.numel - 1) <= SAME_SIZE]
     errors = [abs(expm1(run.error)) for run in runs]
     return ModelPreset(
         name=model.name,
@@ -116,10 +116,6 @@ def model_preset(name: str) -> ModelPreset:
         validated_sources=tuple(dict.fromkeys(run.source for run in runs)),
         validated_error=sum(errors) / len(errors) if errors else None,
     )
-
-
-def _runs_of(parameters: int, runs: Sequence[ValidatedRun]) -> list[ValidatedRun]:
-    return [run for run in runs if abs(run.features.parameters / parameters - 1) <= SAME_SIZE]
 
 
 def _kind(model: ModelSpec) -> str:
@@ -156,31 +152,15 @@ def strategies() -> tuple[str, ...]:
     )
 
 
-def unvalidated_names(names: Iterable[str], validated: Iterable[str]) -> tuple[str, ...]:
-    """The `names` that are not among `validated`."""
-    validated_names = set(validated)
-    return tuple(name for name in names if name not in validated_names)
-
-
-def unvalidated_strategies(runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:
-    """Names of the strategies without a validated run."""
-    runs = validated_runs() if runs is None else runs
-    return unvalidated_names(strategies(), (run.features.strategy for run in runs))
-
-
-def unvalidated_gpus(gpus: Iterable[str], runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:
-    """GPUs without a validated run."""
-    runs = validated_runs() if runs is None else runs
-    return unvalidated_names(gpus, (run.features.gpu for run in runs))
-
-
 def list_unvalidated(runs: Sequence[ValidatedRun] | None = None) -> dict[str, tuple[str, ...]]:
     """GPUs, cluster presets and strategies that no validated run used, by kind."""
     runs = validated_runs() if runs is None else runs
+    gpus = {run.features.gpu for run in runs}
+    used_strategies = {run.features.strategy for run in runs}
     names_by_kind = {
-        "GPUs": unvalidated_gpus(gpu_preset_names(), runs),
+        "GPUs": tuple(name for name in gpu_preset_names() if name not in gpus),
         "clusters": _unvalidated_clusters(runs),
-        "strategies": unvalidated_strategies(runs),
+        "strategies": tuple(name for name in strategies() if name not in used_strategies),
     }
     return {what: names for what, names in names_by_kind.items() if names}
 

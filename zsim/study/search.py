@@ -71,7 +71,7 @@ def largest_fitting(experiment_with: Callable[[int], Experiment], upper_bound: i
 
     def is_too_much(number: int) -> bool:
         try:
-            return not _fits(experiment_with(number))
+            return _load(experiment_with(number), Simulator()) > 1
         except ZsimError:
             return True
 
@@ -177,11 +177,6 @@ def _load(experiment: Experiment, simulator: Simulator) -> float:
     except ZsimError:
         return inf
     return fill_ratio(job, plan)
-
-
-def _fits(experiment: Experiment) -> bool:
-    """Whether the job fits every memory tier of its GPUs and nodes. A job without a plan does not fit."""
-    return _load(experiment, Simulator()) <= 1
 
 
 def _multiply_nodes(experiment: Experiment, factor: int) -> Experiment:

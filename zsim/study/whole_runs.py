@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from zsim.goodput import goodput, page
+from zsim.goodput import page
+from zsim.goodput.goodput import PROGRESS_KINDS, SimulatedRun, simulate_prepared
 from zsim.goodput.prepared import prepare
-from zsim.goodput.result import SimulatedRun
-from zsim.goodput.text import goodput_lines, headline
+from zsim.goodput.scenario import DAY
 from zsim.report.fit import fit_of
-from zsim.report.views.result import Displayable, Figures
+from zsim.report.views.displayable import Displayable
+from zsim.report.views.result import Section
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.workflows.rl.run import prepare_rl_run
 
-_DAY = 86_400.0
 
-
-class RunResult(Displayable, SimulatedRun):
+class RunResult(SimulatedRun, Displayable):
     """An experiment's run of days: `expected_days`, `goodput_fraction`, and where the days go."""
+
+    file = "goodput"
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """Where the days go, mean of all seeds: days and fraction by kind of time."""
         seconds_per_bin = self.runs.seconds_by_bin()
         total_seconds = sum(seconds_per_bin.values())
         return [
-            {"part": name, "days": seconds / _DAY, "time_fraction": seconds / total_seconds}
+            {"part": name, "days": seconds / DAY, "time_fraction": seconds / total_seconds}
             for name, seconds in seconds_per_bin.items()
         ]
 
     def headline(self) -> str:
         label = self.verdict.label if self.prepared.first.full_step else fit_of(self.tightest_report).label
-        return f"{headline(self)}. {label}."
+        return f"{page.headline(self)}. {label}."
 
-    def lines(self) -> Iterable[str]:
-        return goodput_lines(self)
+    def lines(self) -> Iterator[str]:
+        return page.goodput_lines(self)
 
-    def plots(self) -> Figures:
-        curve = {"interval": lambda: page.interval(self)} if self.curve is not None else {}
-        spares = {"spares": lambda: page.spares(self)} if len(self.spares) > 1 else {}
-        return {
-            "waterfall": lambda: page.waterfall(self),
-            "progress": lambda: page.progress(self),
-            "timeline": lambda: page.timeline(self),
-            **curve,
-            **spares,
-            "causes": lambda: page.causes(self),
-            "days": lambda: page.days(self),
-        }
+    def sections(self) -> Iterator[Section]:
+        return page.goodput_sections(self)
 
-    def pages(self) -> Mapping[str, str]:
-        content = json.dumps(self.to_dict(), indent=1) + "\n"
-        return {"goodput.html": page.goodput_page(self), "goodput.json": content}
+    def heading(self) -> tuple[str, str]:
+        summary = [page.verdict_sentence(self), *page.cut_sentences(self), *page.detail_sentences(self)]
+        return page.headline(self), " ".join(summary)
 
 
 def simulate_run(
@@ -77,9 +67,9 @@ def simulate_run(
     Raises InputError for tables that contradict each other, and for a run that can never finish.
     """
     resolved_experiment = experiment_of(experiment, overrides)
-    with Counts(*goodput.PROGRESS_KINDS) as progress:
+    with Counts(*PROGRESS_KINDS) as progress:
         prepared = prepare if resolved_experiment.rl is None else prepare_rl_run
-        run = goodput.simulate_prepared(
+        run = simulate_prepared(
             prepared(resolved_experiment), seeds=seeds, jobs=jobs, compares=compares, on_done=progress.update
         )
     return RunResult(**{field.name: getattr(run, field.name) for field in fields(run)})

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
-from zsim.engine.micro_batches import SimulatedStep, sample_counts, simulate_step
+from zsim.api import Result, simulate
+from zsim.engine.micro_batches import SimulatedStep, sample_counts
 from zsim.errors import NotSimulatedError, ZsimError
-from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import full_variants
 from zsim.plan.make import make_plan
 from zsim.report.fit import Fit, fit_of, format_torch_memory, moment_notes
@@ -23,7 +23,6 @@ from zsim.report.views.html.report import DEVICES, tiles
 from zsim.report.views.html.timeline import close_ups, report_timeline
 from zsim.report.views.text.sentences import format_trust, headline
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import ExportedFiles, export_files
 from zsim.study.search import advice
@@ -126,22 +125,22 @@ class Predictions:
     def get_step(self, form: Form, field_values: Mapping[str, Any], other_settings: str) -> SimulatedStep:
         """The simulated step of a setting. Raises as `get_prediction` does."""
         step = self.steps.get(setting_token(field_values, other_settings))
-        return simulate_step(_job(form, field_values, other_settings)) if step is None else step
+        if step is None:
+            experiment = form.experiment(field_values, other_settings)
+            step = simulate(experiment, on_job=check_size, variants=None).step
+        return step
 
     def get_prediction(self, form: Form, field_values: Mapping[str, Any], other_settings: str) -> Prediction:
         """The outcome of a setting. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
         token = setting_token(field_values, other_settings)
         if token not in self.predictions:
-            step = simulate_step(_job(form, field_values, other_settings))
-            variants = full_variants(step, has_range=False)
-            self.store(token, Prediction.of(report_of_step(step, 0.0, variants)))
+            experiment = form.experiment(field_values, other_settings)
+            self.store(token, Prediction.of(_simulate(experiment).report))
         return self.predictions[token]
 
 
-def _job(form: Form, field_values: Mapping[str, Any], other_settings: str) -> Job:
-    job = resolve(form.experiment(field_values, other_settings))
-    check_size(job)
-    return job
+def _simulate(experiment: Experiment) -> Result:
+    return simulate(experiment, on_job=check_size, variants=partial(full_variants, has_range=False))
 
 
 def setting_token(field_values: Mapping[str, Any], other_settings: str) -> str:
@@ -225,13 +224,8 @@ def answer(experiment: Experiment) -> Answer:
     Raises InputError and NotSimulatedError as `zsim.simulate` does, and for a step of more ops than the page
     simulates.
     """
-    start_seconds = time.perf_counter()
-    job = resolve(experiment)
-    check_size(job)
-    step = simulate_step(job)
-    wall_seconds = time.perf_counter() - start_seconds
-    report = report_of_step(step, wall_seconds, full_variants(step, has_range=False))
-    trace = step.whole_outcome.trace
+    result = _simulate(experiment)
+    job, step, report, trace = result.job, result.step, result.report, result.trace
     return Answer(
         title=headline(report),
         tokens_per_second=report.step_tokens / report.step_seconds,
@@ -295,9 +289,9 @@ def _tiers(report: Report) -> Iterator[Tier]:
 def _figures(report: Report, trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "step", figures.step_breakdown(report)
     yield "timeline", report_timeline(report, trace.rank_view(report.rank))
-    ledger = Ledger.of(trace.memory)
+    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
     for device, peak in report.peaks.items():
         if peak.total:
-            usage = ledger.fullest(device, report.gpus_per_node, report.nodes)
+            usage = ledger.fullest(device)
             yield f"waterfall-{device}", figures.memory_waterfall(report, device)
             yield f"memory-{device}", figures.memory_timeline(usage, report, device)

@@ -88,10 +88,6 @@ def _index_page() -> str:
     return environment.get_template("index.html.j2").render()
 
 
-def _displayed_values(form: Form, values: list[Any]) -> dict[str, Any]:
-    return dict(zip(form.fields, values, strict=True))
-
-
 def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> None:
     from dash import Input, Output, State, no_update
 
@@ -116,8 +112,8 @@ def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> No
     )  # fmt: skip
     def update(*arguments: Any) -> dict[str, Any]:
         *values, other_settings, last_request = arguments
-        field_values = _displayed_values(form, values)
-        page_answer, error = run_safely(lambda: answers.get(field_values, other_settings or ""))
+        field_values = dict(zip(form.fields, values, strict=True))
+        page_answer, error = run_safely(answers.get, field_values, other_settings or "")
         if page_answer is None:
             untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)
             return {"error": error, "stale": "stale", **untouched, "resolved": [no_update] * len(numbers)}
@@ -219,11 +215,8 @@ def _curve(app: Any, backends: Backends) -> None:
     )
     def extend(target: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Any, str]:
         counts = request["counts"][: target["number"]]
-        scaling_curve, error = run_safely(
-            lambda: backends.curve_worker.result(
-                "curve", request["shown"], request["more"], counts, target["mode"]
-            )
-        )
+        arguments = request["shown"], request["more"], counts, target["mode"]
+        scaling_curve, error = run_safely(backends.curve_worker.result, "curve", *arguments)
         figures = (
             {}
             if scaling_curve is None
@@ -354,7 +347,7 @@ def guard(server: Any, host: str) -> None:
     @server.before_request  # type: ignore[untyped-decorator]
     def check_request() -> Response | None:
         origin = request.headers.get("Origin")
-        if not is_local_name(_host_name(request.host), host):
+        if not is_local_name(urlsplit(f"//{request.host}").hostname or "", host):
             return Response("zsim ui answers to this machine's own names only\n", 403, mimetype="text/plain")
         is_foreign = origin is not None and urlsplit(origin).netloc != request.host
         is_link = request.method == "GET" and request.path == "/"
@@ -386,8 +379,3 @@ def is_local_name(name: str, host: str) -> bool:
     except ValueError:
         return name in (socket.gethostname().lower(), socket.getfqdn().lower())
     return True
-
-
-def _host_name(address: str) -> str:
-    """The host in "host:port", "host" or "[::1]:port"."""
-    return urlsplit(f"//{address}").hostname or ""

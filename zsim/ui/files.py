@@ -346,10 +346,8 @@ def offer_files(app: Any, backends: Backends) -> None:
     def take(clicks: list[int | None], request: Mapping[str, Any]) -> Any:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
-        name, field_values, other_settings = str(ctx.triggered_id["name"]), request["shown"], request["more"]
-        content, _ = run_safely(
-            lambda: backends.answer_worker.result("file", name, field_values, other_settings)
-        )
+        name, setting = str(ctx.triggered_id["name"]), (request["shown"], request["more"])
+        content, _ = run_safely(backends.answer_worker.result, "file", name, *setting)
         if content is None:
             return no_update
         return {"content": b64encode(content).decode(), "filename": name, "base64": True}
@@ -396,9 +394,8 @@ def show_animation(app: Any, backends: Backends) -> None:
     def make(request: Mapping[str, Any] | None) -> Any:
         if not request:
             return None, "", NUM_FRAMES - 1
-        film, error = run_safely(
-            lambda: backends.answer_worker.result("film", request["shown"], request["more"])
-        )
+        setting = request["shown"], request["more"]
+        film, error = run_safely(backends.answer_worker.result, "film", *setting)
         return film, error, NUM_FRAMES - 1
 
     app.clientside_callback(

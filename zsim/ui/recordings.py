@@ -115,13 +115,11 @@ def show_recorded(app: Any, backends: Backends) -> None:
     @app.callback(  # type: ignore[untyped-decorator]
         Output("recorded", "data"), Input("recording", "data"), Input("asked", "data")
     )
-    def beside(recording: Mapping[str, str] | None, request: Mapping[str, Any] | None) -> Any:
+    def show(recording: Mapping[str, str] | None, request: Mapping[str, Any] | None) -> Any:
         if not recording or not request:
             return None
-        request_arguments = recording["key"], recording["name"], request["shown"], request["more"]
-        comparison_data, error = run_safely(
-            lambda: backends.answer_worker.result("beside", *request_arguments)
-        )
+        arguments = recording["key"], recording["name"], request["shown"], request["more"]
+        comparison_data, error = run_safely(backends.answer_worker.result, "compare_recording", *arguments)
         return {"words": error} if comparison_data is None else comparison_data
 
     app.clientside_callback(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from zsim.specs.formats.toml import toml_text
@@ -220,7 +219,7 @@ def compare_settings(app: Any, backends: Backends, outcomes: Predictions) -> Non
         Input("asked", "data"),
         Input("pins", "data"),
     )
-    def beside(request: Request | None, pins: Sequence[Request] | None) -> Any:
+    def compare(request: Request | None, pins: Sequence[Request] | None) -> Any:
         if not request or not pins:
             return None, True, not request
         settings = [
@@ -228,9 +227,8 @@ def compare_settings(app: Any, backends: Backends, outcomes: Predictions) -> Non
         ]
         predictions: list[Prediction | str] = []
         for field_values, other_settings in settings:
-            outcome, error = run_safely(
-                partial(_setting_outcome, backends, outcomes, field_values, other_settings)
-            )
+            setting = field_values, other_settings
+            outcome, error = run_safely(_setting_outcome, backends, outcomes, *setting)
             predictions.append(error if outcome is None else outcome)
         return comparison(backends.form.fields, settings, predictions), False, len(pins) >= MAX_PINS
 
@@ -274,9 +272,8 @@ def offer_remedies(app: Any, backends: Backends) -> None:
     def offer(request: Request) -> tuple[list[Any], list[Mapping[str, Any]]]:
         if request["fits"]:
             return [], []
-        remedies, error = run_safely(
-            lambda: backends.remedy_worker.result("mends", request["shown"], request["more"])
-        )
+        setting = request["shown"], request["more"]
+        remedies, error = run_safely(backends.remedy_worker.result, "mends", *setting)
         return ([error], []) if remedies is None else (remedy_buttons(remedies), list(remedies.values()))
 
     @app.callback(  # type: ignore[untyped-decorator]

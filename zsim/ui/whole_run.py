@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zsim.goodput import page
-from zsim.goodput.result import SimulatedRun
-from zsim.goodput.text import detail_sentences, diverging_sentence, verdict_sentence
+from zsim.goodput.page import detail_sentences, diverging_sentence, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.whole_runs import simulate_run
+from zsim.study.whole_runs import RunResult, simulate_run
 from zsim.ui.process.worker import Backends
-from zsim.ui.words import RUN_FILE, run_safely
+from zsim.ui.words import RUN_FILE, run_safely, tile
 from zsim.units import format_duration
 
 SEEDS = 20  # runs that the page draws; `zsim goodput` draws run.seeds
@@ -38,9 +37,8 @@ def show_run(app: Any, backends: Backends) -> None:
             return {}, "Fill in the tokens of a whole run, on the left, to see its days.", True
         if ctx.triggered_id != "go" or not clicks:
             return {}, "", False
-        run_parts, error = run_safely(
-            lambda: backends.answer_worker.result("run", request["shown"], request["more"])
-        )
+        setting = request["shown"], request["more"]
+        run_parts, error = run_safely(backends.answer_worker.result, "run", *setting)
         if run_parts is None:
             return {}, error, False
         figures, tiles, lines = run_parts
@@ -65,23 +63,23 @@ def show_run(app: Any, backends: Backends) -> None:
         if not clicks:
             return no_update
         setting = request["shown"], request["more"]
-        content, _ = run_safely(lambda: backends.answer_worker.result("file", RUN_FILE, *setting))
+        content, _ = run_safely(backends.answer_worker.result, "file", RUN_FILE, *setting)
         return no_update if content is None else {"content": content.decode(), "filename": RUN_FILE}
 
 
-def run_of(experiment: Experiment) -> SimulatedRun:
+def run_of(experiment: Experiment) -> RunResult:
     """The run, of a few seeds. Raises InputError and NotSimulatedError as `zsim.simulate_run` does."""
     seeds = SEEDS if experiment.run is None else min(SEEDS, experiment.run.seeds)
     return simulate_run(experiment, seeds=seeds, jobs=1, compares=False)
 
 
-def run_figures(run: SimulatedRun) -> dict[str, Figure]:
+def run_figures(run: RunResult) -> dict[str, Figure]:
     return {"run-waterfall": page.waterfall(run), "run-progress": page.progress(run)}
 
 
-def run_sentences(run: SimulatedRun) -> Iterator[str]:
+def run_sentences(run: RunResult) -> Iterator[str]:
     yield from [] if run.tightest_report.verdict.word == "fits" else [verdict_sentence(run)]
-    yield from [diverging_sentence(run)] if run.is_diverging else []
+    yield from diverging_sentence(run)
     yield from detail_sentences(run)
 
 
@@ -89,15 +87,11 @@ def run_words(tiles: Iterable[Tile], lines: Iterable[str]) -> list[Any]:
     """The answer in tiles and sentences."""
     from dash import html
 
-    boxes = [
-        html.Div([html.Span(text, className=name) for name, text in zip(("label", "number", "small"), tile,
-                                                                        strict=True)], className="tile")
-        for tile in tiles
-    ]  # fmt: skip
+    boxes = [tile(*words) for words in tiles]
     return [html.Div(boxes, className="tiles"), html.Ul([html.Li(line) for line in lines])]
 
 
-def run_tiles(run: SimulatedRun) -> Iterator[Tile]:
+def run_tiles(run: RunResult) -> Iterator[Tile]:
     """(label, number, small print) of the run's main numbers."""
     low, high = run.days_range
     days = "no mean" if run.expected_days is None else f"{run.expected_days:.2f}"

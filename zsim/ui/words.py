@@ -41,7 +41,7 @@ def answer_words(answer: Answer, previous: Mapping[str, Any] | None = None) -> l
         html.P(answer.limit, className="limit"),
         html.P(answer.trust, className="limit", id="trust"),
         html.P(change, id="change"),
-        html.Div([_tile(*tile) for tile in answer.tiles], className="tiles"),
+        html.Div([tile(*words) for words in answer.tiles], className="tiles"),
         html.Div([_meter(tier) for tier in answer.tiers], className="tiers"),
         html.P(f"{GIGABYTES}.", className="source"),
     ]
@@ -85,7 +85,8 @@ def change_words(now: float, previous_rate: float | None, *, is_shared: bool) ->
     return f"{abs(ratio - 1) * 100:.1f} % {word} tokens per second than before {previous_text}."
 
 
-def _tile(label: str, number: str, small: str) -> Any:
+def tile(label: str, number: str, small: str) -> Any:
+    """A number with its label and its small print."""
     from dash import html
 
     texts_by_class = {"label": label, "number": number, "small": small}
@@ -139,14 +140,14 @@ def sentence(note: str) -> str:
     return (note if is_name else f"{note[:1].upper()}{note[1:]}") + ("" if note.endswith(".") else ".")
 
 
-def run_safely(work: Callable[[], Any]) -> tuple[Any, str]:
-    """(the result of `work`, or None, and the message for the user if it failed).
+def run_safely(work: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """(the result of `work` with the arguments, or None, and the message for the user if it failed).
 
     The page never shows a traceback. That of a bug in zsim goes to the terminal. Superseded work has no
     message.
     """
     try:
-        return work(), ""
+        return work(*arguments), ""
     except Superseded:
         return None, ""
     except InternalError as error:

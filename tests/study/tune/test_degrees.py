@@ -11,8 +11,18 @@ import pytest
 import zsim
 from tests.study.tune.conftest import tiny, tune
 from zsim.errors import InputError
-from zsim.study.tune.axes import Candidate, base_of, candidates, choices_of, value_of
-from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, schedules_of
+from zsim.study.tune.axes import (
+    ORDER,
+    PIPELINE,
+    Candidate,
+    base_of,
+    candidates,
+    choices_of,
+    degrees,
+    replicas_of,
+    schedules_of,
+    value_of,
+)
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, explain
 from zsim.study.tune.framework import RECOMPUTED, tuning_of

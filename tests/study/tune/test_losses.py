@@ -14,7 +14,7 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.tune.axes import base_of, candidates
 from zsim.study.tune.framework import CHECKPOINTING, LOSS
-from zsim.study.tune.search import key_without_loss, split_losses
+from zsim.study.tune.search import split_losses
 
 Tiny = Callable[..., zsim.Experiment]
 
@@ -25,14 +25,14 @@ def test_every_configuration_is_looked_at_once_whatever_its_loss(make_tiny: Tiny
     assert 3 * len(first) == len(space)
     assert {one.overrides[LOSS] for one in first} == {"eager"}
     for number, other in instead.items():
-        assert key_without_loss(space[number]) == key_without_loss(other)
+        assert space[number].key((LOSS,)) == other.key((LOSS,))
 
 
 def test_the_best_few_differ_otherwise_and_have_the_better_loss(make_tiny: Tiny) -> None:
     """The loss takes six steps of these five, and its own place among the changes a few."""
     given = make_tiny({"stage": 3}, activation_checkpointing="full")
     result, without = tune(given), tune(given, keep=("cross-entropy",))
-    keys = [key_without_loss(measured.candidate) for measured in result.best]
+    keys = [measured.candidate.key((LOSS,)) for measured in result.best]
     assert len(set(keys)) == len(keys) == 5
     assert result.best[0].seconds <= without.best[0].seconds
     assert resolve(result.best[0].candidate.experiment()).training.cross_entropy != "eager"

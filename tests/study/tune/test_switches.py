@@ -12,8 +12,8 @@ from tests.study.tune.conftest import TINY, tune
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.tune.axes import COMPILE, RECIPES, base_of, choices_of, value_of
-from zsim.study.tune.degrees import (
+from zsim.study.tune.axes import (
+    COMPILE,
     DISPATCHER,
     DISPATCHERS,
     EXPERT,
@@ -22,8 +22,12 @@ from zsim.study.tune.degrees import (
     LAYERS,
     LAYOUTS,
     PIPELINE,
+    RECIPES,
+    base_of,
+    choices_of,
     degrees,
     even_layers,
+    value_of,
 )
 from zsim.study.tune.framework import PRECISION, RECIPE
 from zsim.study.tune.result import TuneResult, tuning_files

@@ -13,7 +13,7 @@ from zsim.specs.experiment.programs import Program, find_config_mapping, readabl
 from zsim.study.tune.axes import base_of, candidates, change_kind, choices_of, value_of
 from zsim.study.tune.explain import file_settings, script_changes
 from zsim.study.tune.framework import LOSS, Base, TunedAxis, tuning_of
-from zsim.study.tune.result import tuning_files, tuning_page
+from zsim.study.tune.result import tuning_files
 
 Tiny = Callable[..., zsim.Experiment]
 JSON = {
@@ -111,7 +111,7 @@ def test_what_takes_a_change_of_the_script_is_marked_everywhere(make_tiny: Tiny)
     assert any(change["script_change"] for change in changes)
     notes = " ".join(tuning_files(result)["best/NOTES.txt"].split())
     assert f"- needs a change of the script: {asked[0]}" in notes
-    assert "needs a change of the script" in tuning_page(result)
+    assert "needs a change of the script" in result.page()
 
 
 def test_what_the_file_says_is_no_change_of_the_script(make_tiny: Tiny) -> None:

@@ -21,7 +21,7 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.sweep.pool import Task
 from zsim.study.tune.evaluate import Evaluator, memory_of
-from zsim.study.tune.result import TuneResult, pareto_front, tuning_files, tuning_page
+from zsim.study.tune.result import TuneResult, pareto_front, tuning_files
 from zsim.study.tune.search import fastest
 
 Tiny = Callable[..., zsim.Experiment]
@@ -141,7 +141,7 @@ def test_the_smallest_cluster_is_the_smallest(make_tiny: Tiny) -> None:
     result = tune(experiment, "smallest-cluster", keep=("offload", "no_sync"))
     gpus = result.best[0].gpus
     assert 1 < gpus <= 16
-    assert f"{gpus} GPUs" in result.settled
+    assert f"{gpus} GPUs" in result.remark
     smaller = experiment.model_copy(update={"nodes": 1, "gpus": gpus // 2})
     with pytest.raises(InputError, match="nothing fits"):
         tune(smaller, keep=("offload", "no_sync"))
@@ -176,12 +176,12 @@ def test_the_smallest_cluster_rests_on_what_torch_has_room_for(
     on any number of GPUs, it is said to rest on the tensors alone."""
     experiment = make_tiny({"kind": "fsdp2"}, nodes=1)
     keep = ("micro-batch", "offload", "no_sync", "cross-entropy")
-    assert tune(experiment, "smallest-cluster", keep=keep).settled == "1 GPU (1 node) are the fewest"
+    assert tune(experiment, "smallest-cluster", keep=keep).remark == "1 GPU (1 node) are the fewest"
     run_out_of(monkeypatch, lambda job: job.world_size == 1)
     result = tune(experiment, "smallest-cluster", keep=keep)
     assert [m.gpus for m in result.best] == [2] * len(result.best)
     assert not result.best[0].may_run_out
-    assert result.settled == (
+    assert result.remark == (
         "2 GPUs (1 node) are the fewest; all tensors fit on 1 GPU too, but torch's allocator may find no "
         "room for them there"
     )
@@ -190,7 +190,7 @@ def test_the_smallest_cluster_rests_on_what_torch_has_room_for(
     nowhere = tune(experiment, "smallest-cluster", keep=keep)
     assert nowhere.best[0].gpus == 1
     assert nowhere.best[0].may_run_out
-    assert nowhere.settled == (
+    assert nowhere.remark == (
         "1 GPU (1 node) are the fewest, by their tensors alone: torch's allocator may find no room"
     )
 
@@ -203,7 +203,7 @@ def test_the_largest_batch_is_the_largest(make_tiny: Tiny) -> None:
     assert fits(best)
     more = best.training.model_copy(update={"micro_batch_size": size + 1})
     assert not fits(best.model_copy(update={"training": more}))
-    assert f"{size} sequences per GPU" in result.settled
+    assert f"{size} sequences per GPU" in result.remark
 
 
 def test_the_longest_sequence_is_the_longest(make_tiny: Tiny) -> None:
@@ -217,7 +217,7 @@ def test_the_longest_sequence_is_the_longest(make_tiny: Tiny) -> None:
     assert length is not None
     assert length > 512
     assert fits(best)
-    assert f"sequences of {length:,} tokens instead of 512" in result.settled
+    assert f"sequences of {length:,} tokens instead of 512" in result.remark
     more = best.training.model_copy(update={"sequence_length": length + 256})
     assert not fits(best.model_copy(update={"training": more}))
     limited = tune(make_tiny({"kind": "fsdp2"}), "longest-sequence", keep=keep)
@@ -242,7 +242,7 @@ def test_the_largest_model_is_the_largest(make_tiny: Tiny) -> None:
     layers = model["n_layer"]
     assert layers > 3
     assert fits(best)
-    assert f"{layers} layers instead of 3" in result.settled
+    assert f"{layers} layers instead of 3" in result.remark
     assert not fits(best.model_copy(update={"model": {**model, "n_layer": layers + 1}}))
 
 
@@ -331,8 +331,8 @@ def test_the_files_are_of_the_best_and_run(tuned: TuneResult, tmp_path: Path) ->
 
 
 def test_the_page_draws_every_simulated_configuration(tuned: TuneResult) -> None:
-    page = tuning_page(tuned)
-    assert page == tuning_page(tuned)
+    page = tuned.page()
+    assert page == tuned.page()
     assert 'data-plot="plot-pareto"' in page
     assert "What to change" in page
     front = pareto_front(list(tuned.measured))

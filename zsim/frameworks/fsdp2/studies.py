@@ -15,12 +15,15 @@ from zsim.specs.experiment.job import Job
 from zsim.study.tune.axes import (
     CHECKPOINTINGS,
     COMPILATIONS,
+    DISPATCHERS,
+    EXPERTS,
+    LAYOUTS,
     LOSSES,
     MICRO_BATCHES,
     PARALLELISM,
     RECIPES,
+    data_ranks,
 )
-from zsim.study.tune.degrees import DISPATCHERS, EXPERTS, LAYOUTS, data_ranks
 from zsim.study.tune.framework import (
     AxisChoice,
     Base,

@@ -28,14 +28,16 @@ from zsim.plan.ops import CollectiveKind
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.model.expert_layer import has_experts
-from zsim.study.tune.axes import MICRO_BATCHES, PARALLELISM, RECIPES
-from zsim.study.tune.degrees import (
+from zsim.study.tune.axes import (
     DISPATCHERS,
     EXPERT,
     EXPERTS,
     LAYOUTS,
+    MICRO_BATCHES,
     ORDER,
+    PARALLELISM,
     PIPELINE,
+    RECIPES,
     VIRTUAL,
     replicas_of,
 )

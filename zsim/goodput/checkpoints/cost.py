@@ -56,7 +56,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zsim.api import Result
-from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoints.machine import (
@@ -174,7 +173,7 @@ def phases_of(
     elif hidden:
         stage = 0.0
     else:  # torch.save writes what is in host memory from where it is
-        stage = machine.copy_seconds(_scale_amounts(copies, 1 - in_host), is_pinned=False)
+        stage = machine.copy_seconds(np.rint(copies * (1 - in_host)).astype(np.int64), is_pinned=False)
     if is_staged and saved.is_staged_by_item:
         stage += saved.items / len(saved.staged) * rates.staging_seconds
     limits = _write_limits(machine, table, storage)
@@ -196,11 +195,6 @@ def phases_of(
         load=load_seconds(machine, saved, table, storage),
         copy=_drive_copy_seconds(machine, saved, limits),
     )
-
-
-def _scale_amounts(amounts: Ints, fractions: Floats | float) -> Ints:
-    amounts_part: Ints = np.rint(amounts * fractions).astype(np.int64)
-    return amounts_part
 
 
 def _drive_copy_seconds(

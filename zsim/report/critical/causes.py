@@ -14,7 +14,7 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints, factorize, unique
 from zsim.cost.collectives.rounds import CallLimit
-from zsim.cost.rates.power import GpuActivity, kernel_activity
+from zsim.cost.rates.power import kernel_activity
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import (
     Collective,
@@ -156,7 +156,7 @@ class OpCauses:
     def _causes(self, work: Work | None, gpu: Gpu) -> dict[str, float]:
         if isinstance(work, Kernels):
             activity = kernel_activity(work.kernels, gpu)
-            return _kernel_causes(activity)
+            return {"compute": activity.compute, "hbm": activity.memory, "launch": activity.idle}
         if isinstance(work, Collective | PointToPoint):
             limit = self._call_limits[work]
             return {
@@ -169,10 +169,6 @@ class OpCauses:
         resource = self._limits.get(offload_kind(work), "")
         default = "cpu" if isinstance(work, HostWork) else "drives" if isinstance(work, DriveIo) else "pcie"
         return {_CAUSE_OF_RESOURCE.get(resource, default): 0.0}
-
-
-def _kernel_causes(activity: GpuActivity) -> dict[str, float]:
-    return {"compute": activity.compute, "hbm": activity.memory, "launch": activity.idle}
 
 
 def _payloads_of_ops(program: Program) -> tuple[list[Work | None], Ints]:

@@ -151,7 +151,7 @@ def pinned_rows(
     calls = calls_of_trace(trace.select_rank(rank), rank)
     word = "recorded" if trace.source == "recorded" else "simulated"
     pinned = unfold(content.get("calls", []), f"{where}: {case}: calls")
-    check = check_plan(pinned, _normalize_calls(calls), ("pinned", word))
+    check = check_plan(pinned, unfold(fold(calls), "calls"), ("pinned", word))
     text = "; ".join(row.sentence for row in check.differences[:3])
     yield CheckRow(case, "calls", check.verdict, text, len(calls), len(pinned))
     doubt = timing_doubt(trace)
@@ -171,11 +171,6 @@ def _numbers(values: object, where: str) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{where}: {name}: found {value!r}, expected a number")
     return {str(name): float(value) for name, value in values.items()}
-
-
-def _normalize_calls(calls: Any) -> Any:
-    """The calls after folding and unfolding, as pinned calls are. Module names lose their block numbers."""
-    return unfold(fold(calls), "calls")
 
 
 def _judge_figure(
@@ -250,7 +245,7 @@ class Baseline:
                 {"case": miss.case, "check": miss.check, "reason": miss.reason} for miss in self.known_misses
             ],
         }
-        return write_atomically(self.path, _format_json(content) + "\n")
+        return write_atomically(self.path, _lines(content, 0) + "\n")
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -295,11 +290,6 @@ def _tolerances(overrides: object, base: Tolerances, where: str) -> Tolerances:
         return Tolerances.of({**_tolerance_values(base), **overrides})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-
-
-def _format_json(content: Mapping[str, Any]) -> str:
-    """JSON with one line per figure and per call."""
-    return _lines(content, 0)
 
 
 def _lines(value: Any, depth: int) -> str:

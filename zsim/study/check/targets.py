@@ -191,7 +191,9 @@ def _name(path: Path, base: Path) -> str:
 def _target(path: Path, base: Path) -> CheckTarget | None:
     name = _name(path, base)
     if path.suffix == ".csv":
-        return _table(path, name)
+        return CheckTarget(
+            name, path, "curves" if "bus_gigabytes_per_second" in _head(path).partition("\n")[0] else "runs"
+        )
     if path.suffix == ".toml":
         return CheckTarget(name, path, "experiment") if _is_experiment(path) else None
     if path.suffix == ".json":
@@ -213,13 +215,6 @@ def _columns(path: Path) -> list[str]:
     left to the reader to refuse.
     """
     return [column.strip() for column in _head(path).partition("\n")[0].split(",")]
-
-
-def _table(path: Path, name: str) -> CheckTarget | None:
-    """The target of a CSV file: curves if the header says so, else measured runs, which their reader
-    judges."""
-    head = _head(path).partition("\n")[0]
-    return CheckTarget(name, path, "curves" if "bus_gigabytes_per_second" in head else "runs")
 
 
 def _is_experiment(path: Path) -> bool:

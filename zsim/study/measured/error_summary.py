@@ -58,21 +58,17 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
+_FIGURES = (
+    "rows", "simulated", "skipped", "mean_absolute_error", "median_absolute_error", "worst_absolute_error",
+    "bias", "within_10_percent_fraction",
+)  # fmt: skip
+
+
 def _error_summary(figures: Mapping[str, Any]) -> dict[str, Any]:
-    memory, fits = figures["memory"], figures["fits"]
     summary = {
-        "rows": figures["rows"],
-        "simulated": figures["simulated"],
-        "skipped": figures["skipped"],
-        "mean_absolute_error": figures["mean_absolute_error"],
-        "median_absolute_error": figures["median_absolute_error"],
-        "worst_absolute_error": figures["worst_absolute_error"],
-        "bias": figures["bias"],
-        "within_10_percent_fraction": figures["within_10_percent_fraction"],
-        "memory_rows": memory["rows"],
-        "memory_mean_absolute_error": memory["mean_absolute_error"],
-        "fits_rows": fits["rows"],
-        "fits_right": fits["right"],
+        **{name: figures[name] for name in _FIGURES},
+        **{f"memory_{name}": figures["memory"][name] for name in ("rows", "mean_absolute_error")},
+        **{f"fits_{name}": figures["fits"][name] for name in ("rows", "right")},
     }
     return {name: round(value, 5) if isinstance(value, float) else value for name, value in summary.items()}
 

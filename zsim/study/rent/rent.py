@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
-from zsim.report.views.result import Column, Displayable
+from zsim.report.views.displayable import Displayable
+from zsim.report.views.result import Column
 from zsim.report.views.text.plain import paragraph, table
 from zsim.specs.experiment.load import ExperimentSource, experiment_of, plain_table
 from zsim.specs.experiment.tables import CostTable

@@ -11,30 +11,19 @@ its share of the total change.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import log2
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from zsim.report.critical.causes import cause_meaning, cause_noun
+from zsim.report.views.displayable import Displayable
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.report.views.result import (
-    Cell,
-    Column,
-    Displayable,
-    Figures,
-    ItemColumn,
-    Medium,
-    ResultTable,
-    Section,
-    table_of,
-)
+from zsim.report.views.result import Cell, Column, ItemColumn, Medium, ResultTable, Section, table_of
 from zsim.report.views.text.plain import paragraph, table, text_table
 from zsim.units import format_bytes, format_duration, format_percent, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range
@@ -124,6 +113,7 @@ class EfficiencyChange:
 class ScalingResult(Displayable):
     """The experiment on each number of GPUs, in order. `knees()` says where efficiency bends, and why."""
 
+    file: ClassVar[str] = "scaling"
     title: str
     mode: Mode
     points: tuple[ScalingPoint, ...]
@@ -235,17 +225,25 @@ class ScalingResult(Displayable):
             **({} if point.whole_run is None else {"run": dict(point.whole_run)}),
         }  # fmt: skip
 
-    def plots(self) -> Figures:
-        return {
-            "efficiency": lambda: efficiency(self),
-            "throughput": lambda: throughput(self),
-            "causes": lambda: causes(self),
-            "memory": lambda: memory(self),
-        }
+    def heading(self) -> tuple[str, str]:
+        return self.headline(), " ".join(sentences(self))
 
-    def pages(self) -> Mapping[str, str]:
-        content = json.dumps(self.to_dict(), indent=1) + "\n"
-        return {"scaling.html": scaling_page(self), "scaling.json": content}
+    def sections(self) -> list[Section]:
+        drawn = partial(partial, scaling=self)
+        return [
+            Section("How far from linear", [
+                ("efficiency", "Tokens per second per GPU, of the best point that fits. Marked: knees.",
+                 drawn(efficiency)),
+                ("throughput", "Tokens per second; dashed: linear.", drawn(throughput)),
+            ]),
+            Section("Why", [
+                ("causes", "What a token costs in GPU time, by what the end of the step waited for (the "
+                 "critical path); 100 % is its cost at the best point. What grows is what keeps it from "
+                 "scaling.", drawn(causes)),
+            ], point_table(self, "page")),
+            *run_section(self),
+            Section("Room", [("memory", "Memory of the fullest GPU.", drawn(memory))]),
+        ]  # fmt: skip
 
 
 def best_of(runs: Sequence[ScalingPoint]) -> ScalingPoint:
@@ -365,25 +363,6 @@ def explain_change(delta: EfficiencyChange, scaling: ScalingResult) -> str:
     total, part = (f"{abs(change) * 100:.0f} %" for change in (delta.change, delta.net_change))
     share_text = "" if part == total else f", {part}"
     return f"a token costs {total} {more}{share_text} because of {cause_noun(delta.cause)}{offset_text}"
-
-
-def scaling_page(scaling: ScalingResult) -> str:
-    """The page as text."""
-    sections = [
-        Section("How far from linear", [
-            ("efficiency", "Tokens per second per GPU, of the best point that fits. Marked: knees.",
-             efficiency(scaling)),
-            ("throughput", "Tokens per second; dashed: linear.", throughput(scaling)),
-        ]),
-        Section("Why", [
-            ("causes", "What a token costs in GPU time, by what the end of the step waited for (the critical "
-             "path); 100 % is its cost at the best point. What grows is what keeps it from scaling.",
-             causes(scaling)),
-        ], point_table(scaling, "page")),
-        *run_section(scaling),
-        Section("Room", [("memory", "Memory of the fullest GPU.", memory(scaling))]),
-    ]  # fmt: skip
-    return page(f"{scaling.title} | {MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling)))
 
 
 def _line(figure: Figure, name: str, values: Mapping[int, float], **attributes: Any) -> None:
@@ -555,9 +534,9 @@ def run_section(scaling: ScalingResult) -> list[Section]:
         return []
     figures = [
         ("goodput", "Goodput: the steps' time over the whole run's, saves and failures included.",
-         _run_figure(answers, "goodput_fraction", 100.0, "%")),
+         partial(_run_figure, answers, "goodput_fraction", 100.0, "%")),
         ("days", "Days to the last token; dashed: if nothing were saved and nothing failed.",
-         _days_figure(answers)),
+         partial(_days_figure, answers)),
     ]  # fmt: skip
     rows = [[*_cells(point, answer), answer["run_error"] or ""] for point, answer in answers]
     return [Section("Whole runs", figures, ResultTable("", [*_COLUMNS, Column("", is_left=True)], rows))]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.engine.simulate import simulate_job
-from zsim.errors import InputError, ZsimError, did_you_mean
+from zsim.errors import InputError, ZsimError, check_choice
 from zsim.files import check_folder
 from zsim.report.framework import report_role
 from zsim.specs.experiment.job import Job
@@ -30,8 +30,8 @@ from zsim.study.rollouts import drop_rollout, resize_rollout
 from zsim.study.scaling.result import MODES, Mode, ScalingPoint, ScalingResult, best_of
 from zsim.study.search import largest_fitting
 from zsim.study.sweep.points import Point
-from zsim.study.sweep.records import RUN_COLUMNS, Record
-from zsim.study.sweep.sweep import points_folder, run_points
+from zsim.study.sweep.records import RUN_COLUMNS, Record, points_folder
+from zsim.study.sweep.sweep import run_points
 
 GROWN = ("tensor", "pipeline", "context")
 _MAX_COUNTS = 200
@@ -63,11 +63,8 @@ def scaling(
 
     Raises InputError where no count can be simulated.
     """
-    parsed_mode = next((name for name in MODES if name == mode), None)
-    if parsed_mode is None:
-        raise InputError(
-            f"scaling: mode: found {mode!r}, expected one of {', '.join(MODES)}{did_you_mean(mode, MODES)}"
-        )
+    check_choice(f"scaling: mode: found {mode!r}, ", mode, MODES)
+    parsed_mode = next(name for name in MODES if name == mode)
     text = gpus if isinstance(gpus, str) else ",".join(str(count) for count in gpus)
     resolved_experiment, counts = experiment_of(experiment, overrides), parse_counts(text)
     with points_folder(None if cache is None else Path(cache)) as folder:
@@ -122,8 +119,8 @@ def run_scaling(
     that grows with the GPUs, from the experiment's on its GPUs (None: all stay). Raises InputError where no
     count can be simulated, or `folder` cannot be made.
     """
-    if grow is not None and grow not in GROWN:
-        raise InputError(f"--grow {grow}: expected one of {', '.join(GROWN)}{did_you_mean(grow, GROWN)}")
+    if grow is not None:
+        check_choice(f"--grow {grow}: ", grow, GROWN)
     if global_batch is not None and mode != "strong":
         raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
     check_folder(folder)

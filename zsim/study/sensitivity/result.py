@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zsim.errors import InputError
+from zsim.report.views.displayable import Displayable
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.result import (
-    Displayable,
-    Figures,
-    ItemColumn,
-    Medium,
-    ResultTable,
-    Section,
-    columns_of,
-    table_of,
-)
+from zsim.report.views.result import ItemColumn, Medium, ResultTable, Section, columns_of, table_of
 from zsim.report.views.text.plain import WIDTH, paragraph, text_table
 from zsim.specs.experiment.job import gpus_label, strategy_label
 from zsim.specs.experiment.load import ExperimentSource, change_experiment, experiment_of
@@ -51,7 +41,8 @@ from zsim.study.sensitivity.sensitivity import (
     software_variations,
 )
 from zsim.study.sweep.points import Point
-from zsim.study.sweep.sweep import points_folder, run_points
+from zsim.study.sweep.records import points_folder
+from zsim.study.sweep.sweep import run_points
 from zsim.units import format_seconds
 
 _WORTH_SAYING = 0.0005  # of the step
@@ -137,44 +128,10 @@ _MAX_BARS = 18
 _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
 
 
-def sensitivity_page(study: SensitivityResult) -> str:
-    """The page as text."""
-    caption = (
-        f"The step's time with each number turned down and up, the others as they are; by {study.spread:.0%} "
-        "where the number's own spread is not known (* where it is)."
-    )
-    bars = bar_table(study.bars, study.step_seconds, "page")
-    sections = [Section("What the step depends on", [("tornado", caption, tornado(study))], bars)]
-    if study.requirements:
-        columns = columns_of("resource", "has", "needs", "step with plenty of it")
-        rows = [
-            [
-                f"{need.name}, {need.unit}".rstrip(", "),
-                f"{need.available:,.4g}",
-                _format_needed(need),
-                format_seconds(need.best_seconds),
-            ]
-            for need in study.requirements
-        ]
-        rows += [[name, "", f"left out: {why}", ""] for name, why in study.left_out.items()]
-        sections.append(
-            Section(f"What would have to be true for {study.target}", table=ResultTable("", columns, rows))
-        )
-    if (run := study.whole) is not None:
-        sections.append(run_bar_section(run))
-    summary = f"{format_seconds(study.step_seconds)} per step; most depends on {_largest_effects(study)}."
-    return page(study.title, "sensitivity", sections, summary)
-
-
 def _format_needed(need: Requirement) -> str:
     if need.needed is not None:
         return f"{need.needed:,.4g}"
     return "not by itself" if need.bound is None else f"not by itself, even at {need.bound:g}"
-
-
-def _largest_effects(study: SensitivityResult) -> str:
-    names = [bar.variation.name for bar in study.bars if not is_idle(bar, study.step_seconds)]
-    return ", ".join(names[:3]) or "none of the numbers"
 
 
 def tornado(study: SensitivityResult) -> Figure:
@@ -208,6 +165,7 @@ def _hover(bar: SensitivityBar, seconds: float | None, *, is_low: bool) -> str:
 class SensitivityResult(Displayable):
     """The step with every number turned down and up, the largest effect first."""
 
+    file: ClassVar[str] = "sensitivity"
     title: str
     step_seconds: float
     spread: float
@@ -218,7 +176,7 @@ class SensitivityResult(Displayable):
     target: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Resources that mean nothing for the target, with the reason."""
-    whole: RunSensitivity | None = None
+    run: RunSensitivity | None = None
     """The sensitivity of the days of the run. None without [run]."""
 
     def records(self) -> Sequence[Mapping[str, Any]]:
@@ -250,7 +208,7 @@ class SensitivityResult(Displayable):
         if self.target and not self.is_stopped:
             yield ""
             yield from requirement_lines(self)
-        if (run := self.whole) is not None:
+        if (run := self.run) is not None:
             yield from run_bar_lines(run)
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,15 +246,37 @@ class SensitivityResult(Displayable):
                 for need in self.requirements
             ],
             "left_out": dict(self.left_out),
-            **({} if self.whole is None else {"run": run_bar_dict(self.whole)}),
+            **({} if self.run is None else {"run": run_bar_dict(self.run)}),
         }
 
-    def plots(self) -> Figures:
-        return {"tornado": lambda: tornado(self)}
+    def heading(self) -> tuple[str, str]:
+        names = [bar.variation.name for bar in self.bars if not is_idle(bar, self.step_seconds)]
+        effects = ", ".join(names[:3]) or "none of the numbers"
+        return self.title, f"{format_seconds(self.step_seconds)} per step; most depends on {effects}."
 
-    def pages(self) -> Mapping[str, str]:
-        page = sensitivity_page(self)
-        return {"sensitivity.html": page, "sensitivity.json": json.dumps(self.to_dict(), indent=1) + "\n"}
+    def sections(self) -> Iterator[Section]:
+        caption = (
+            f"The step's time with each number turned down and up, the others as they are; by "
+            f"{self.spread:.0%} where the number's own spread is not known (* where it is)."
+        )
+        bars = bar_table(self.bars, self.step_seconds, "page")
+        yield Section("What the step depends on", [("tornado", caption, partial(tornado, self))], bars)
+        if self.requirements:
+            columns = columns_of("resource", "has", "needs", "step with plenty of it")
+            rows = [
+                [
+                    f"{need.name}, {need.unit}".rstrip(", "),
+                    f"{need.available:,.4g}",
+                    _format_needed(need),
+                    format_seconds(need.best_seconds),
+                ]
+                for need in self.requirements
+            ]
+            rows += [[name, "", f"left out: {why}", ""] for name, why in self.left_out.items()]
+            title = f"What would have to be true for {self.target}"
+            yield Section(title, table=ResultTable("", columns, rows))
+        if self.run is not None:
+            yield run_bar_section(self.run)
 
 
 def sensitivity(
@@ -342,7 +322,7 @@ def sensitivity(
         needs = requirements(resolved_experiment, target, resources or None, jobs=workers)
         result = replace(result, requirements=needs)
     if resolved_experiment.run is not None:
-        result = replace(result, whole=run_sensitivity_of(resolved_experiment, jobs=workers))
+        result = replace(result, run=run_sensitivity_of(resolved_experiment, jobs=workers))
     return result
 
 

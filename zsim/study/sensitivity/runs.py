@@ -295,6 +295,12 @@ def _change(days: float | None, study: RunSensitivity) -> str:
 
 def run_bar_section(study: RunSensitivity) -> Section:
     """The page's section, with a tornado of days."""
+    caption = "Days of the whole run with each number halved and doubled, the others as they are."
+    figure = "run-tornado", caption, partial(_tornado, study)
+    return Section("What the run depends on", [figure], _table(study.bars, study))
+
+
+def _tornado(study: RunSensitivity) -> Figure:
     bars = study.bars[::-1]
     figure = Figure(layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
     for name, color, is_low in (
@@ -311,8 +317,7 @@ def run_bar_section(study: RunSensitivity) -> Section:
         )
     figure.update_xaxes(title_text=f"days more or less than {study.days:.2f}")
     figure.update_yaxes(automargin=True)
-    caption = "Days of the whole run with each number halved and doubled, the others as they are."
-    return Section("What the run depends on", [("run-tornado", caption, figure)], _table(study.bars, study))
+    return figure
 
 
 def run_bar_dict(study: RunSensitivity) -> dict[str, Any]:

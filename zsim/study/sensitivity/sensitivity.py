@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from zsim.engine.simulate import simulate_job
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, check_choice, did_you_mean
 from zsim.explain.job import step_work
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes, usable_bytes
@@ -368,10 +368,7 @@ def excluded_resources(target: StepTarget) -> dict[str, str]:
 def check_resources(target: StepTarget, names: Sequence[str]) -> None:
     """Raise InputError for unknown resources and for resources that are meaningless for the target."""
     for name in names:
-        if name not in HARDWARE:
-            raise InputError(
-                f"--resource {name}: expected one of {', '.join(HARDWARE)}{did_you_mean(name, HARDWARE)}"
-            )
+        check_choice(f"--resource {name}: ", name, HARDWARE)
         if name in excluded_resources(target):
             raise InputError(
                 f"--resource {name}: {excluded_resources(target)[name]}; expected another resource, or "

@@ -8,21 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from zsim.api import Result
+from zsim.api import Result, simulate
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
-from zsim.explain.report_of import report_of_step
 from zsim.files import PACKAGE, make_folder, write_atomically
-from zsim.goodput.goodput import simulate_prepared
+from zsim.goodput.goodput import SimulatedRun, simulate_prepared
 from zsim.goodput.prepared import prepare
-from zsim.goodput.result import SimulatedRun
 from zsim.report.framework import report_role
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
@@ -167,6 +166,16 @@ class Store:
         return self.folder / identity[:2] / f"{identity}.json"
 
 
+@contextmanager
+def points_folder(cache: Path | None) -> Iterator[Path]:
+    """The folder of finished points: `cache`, or a temporary one that is removed afterwards."""
+    if cache is not None:
+        yield cache
+        return
+    with TemporaryDirectory(prefix="zsim-") as folder:
+        yield Path(folder)
+
+
 # Of a run, what studies show.
 RUN_COLUMNS = (
     "run_error", "ideal_days", "expected_days", "days_low", "days_high", "goodput_fraction", "failures",
@@ -215,16 +224,13 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
     point never ends a study."""
     simulator = simulator or Simulator()
     try:
-        start_seconds = time.perf_counter()
         if experiment.rl is not None:
             row = rollout_row(experiment, simulator)
             return {"identity": identity, "status": "ok", "error": None, "row": row}
-        job = simulator.job(experiment)
-        step = simulator.step(job)
-        report = report_of_step(step, time.perf_counter() - start_seconds)
-        row = report_row(report, job)
+        result = simulate(experiment, simulator=simulator, variants=None)
+        row = report_row(result.report, result.job)
         if experiment.run is not None:
-            row |= run_columns(experiment, Result(job, step, report))
+            row |= run_columns(experiment, result)
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
     except Exception as error:  # a bug in zsim must cost one row, not the whole study

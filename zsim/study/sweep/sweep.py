@@ -9,20 +9,19 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import BaseModel
 
 from zsim.errors import InputError, ZsimError
 from zsim.files import EXAMPLE, check_folder, make_folder, write_atomically
+from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.result import Column, Displayable, Figures
+from zsim.report.views.result import Column
 from zsim.report.views.text.plain import table
 from zsim.specs.experiment.load import ExperimentSource, plain_table
 from zsim.specs.experiment.tables import Experiment
@@ -30,7 +29,7 @@ from zsim.specs.user_code import UserCode
 from zsim.study.progress import Progress
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.pool import Task, run_tasks
-from zsim.study.sweep.records import Identities, Record, Store, failed_record
+from zsim.study.sweep.records import Identities, Record, Store, failed_record, points_folder
 from zsim.study.sweep.study_file import Study, load_study, study_from
 from zsim.units import format_amount, format_bytes, format_percent
 from zsim.version import __version__
@@ -224,16 +223,6 @@ def run_sweep(
         files = write_tables(rows, out)
         _write_summary(study, rows, out / "study.json")
     return SweepResult(study, points, rows, files, run.cached, run.is_stopped)
-
-
-@contextmanager
-def points_folder(cache: Path | None) -> Iterator[Path]:
-    """The folder of finished points: `cache`, or a temporary one that is removed afterwards."""
-    if cache is not None:
-        yield cache
-        return
-    with TemporaryDirectory(prefix="zsim-") as folder:
-        yield Path(folder)
 
 
 @dataclass(frozen=True)

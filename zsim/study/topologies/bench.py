@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zsim.cost.collectives.rounds import bus_bytes
-from zsim.errors import InputError, did_you_mean, unreadable_reason
+from zsim.errors import InputError, check_choice, unreadable_reason
 from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.reading import read_text
@@ -74,16 +74,14 @@ def bench(
     `group_size` None means all GPUs. Otherwise consecutive groups of this size run concurrently (as
     nccl-tests does with NCCL_TESTS_SPLIT). `sizes` are powers of two from 8 B to 16 GiB when None.
     """
-    if kind not in KINDS:
-        raise InputError(
-            f"--collective: found '{kind}', expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
-        )
+    check_choice(f"--collective: found '{kind}', ", kind, KINDS)
+    chosen = next(name for name in KINDS if name == kind)
     topology = Topology(cluster, num_nodes, gpus_per_node or cluster.gpus_per_node)
     size = group_size or topology.world_size
     if size < 1 or topology.world_size % size:
         raise InputError(f"--group: found {size}, expected a divisor of the {topology.world_size} GPUs")
     name = "bench"
-    collectives = [Collective(kind, full, "fp32", name) for full in sizes or _powers(SMALLEST, LARGEST)]
+    collectives = [Collective(chosen, full, "fp32", name) for full in sizes or _powers(SMALLEST, LARGEST)]
     fabric = idle_fabric(topology, Group.regular(name, topology.world_size, size), collectives)
     forced = cluster.collectives.force_algorithm
     available = list(
@@ -108,18 +106,16 @@ def force_choice(cluster: Cluster, algorithm: str | None, protocol: str | None, 
     """The cluster with a forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO), else NCCL's own choice."""
     costs = cluster.collectives
     names = sorted({"ring", "tree", *costs.algorithms})
-    if algorithm is not None and algorithm not in names:
-        hint = did_you_mean(algorithm, names)
-        raise InputError(f"--algorithm: found '{algorithm}', expected one of {', '.join(names)}{hint}")
+    if algorithm is not None:
+        check_choice(f"--algorithm: found '{algorithm}', ", algorithm, names)
     protocols = sorted(
         {
             *costs.protocols,
             *(p for algorithm_protocols in costs.algorithms.values() for p in algorithm_protocols),
         }
     )
-    if protocol is not None and protocol not in protocols:
-        hint = did_you_mean(protocol, protocols)
-        raise InputError(f"--protocol: found '{protocol}', expected one of {', '.join(protocols)}{hint}")
+    if protocol is not None:
+        check_choice(f"--protocol: found '{protocol}', ", protocol, protocols)
     if plan and costs.generation is None:
         raise InputError(f"--nccl-choice: cluster '{cluster.name}' does not say its 'generation'")
     changes = {

@@ -326,12 +326,7 @@ class Animation:
 
 def animate_step(outcome: Outcome) -> Animation:
     """The animation of a step, with captions for the first of its GPUs that were simulated."""
-    return animate_rank(outcome, int(outcome.classes.representatives[0]))
-
-
-def animate_rank(outcome: Outcome, rank: int) -> Animation:
-    """The animation of one simulated step, with captions for `rank`."""
-    topology = outcome.topology
+    topology, rank = outcome.topology, int(outcome.classes.representatives[0])
     drawing, loads = draw_fabric(topology), link_loads(outcome, NUM_FRAMES)
     usage = [*line_loads(drawing, loads)]
     usage += [

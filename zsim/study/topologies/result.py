@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zsim.errors import InputError
+from zsim.report.views.displayable import DisplayableList, Figures
 from zsim.report.views.html.figure import Figure, script_json
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page, plot, render
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.result import DisplayableList, Figures, ResultTable, Section, columns_of, table_of
+from zsim.report.views.result import ResultTable, Section, columns_of, table_of
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
 from zsim.study.topologies import bench, figures
@@ -179,6 +179,7 @@ _COLUMNS = ("cluster", "nodes", "gpus", "step_seconds", "tokens_per_second_per_g
 class TopologiesResult(DisplayableList[TopologyComparison]):
     """One experiment on several clusters, in the order in which they were given."""
 
+    file: ClassVar[str] = "compare"
     items: tuple[TopologyComparison, ...]
 
     def records(self) -> Sequence[Mapping[str, Any]]:
@@ -221,9 +222,8 @@ class TopologiesResult(DisplayableList[TopologyComparison]):
             "price": lambda: figures.price(self.items),
         }
 
-    def pages(self) -> Mapping[str, str]:
-        content = json.dumps(self.to_dict(), indent=1) + "\n"
-        return {"compare.html": comparison_page(self.items), "compare.json": content}
+    def page(self) -> str:
+        return comparison_page(self.items)
 
 
 def compare_topologies(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import permutations
@@ -12,16 +11,12 @@ import numpy as np
 
 from zsim.api import simulate
 from zsim.engine.link_loads import link_loads
-from zsim.engine.micro_batches import simulate_step
 from zsim.errors import ZsimError
-from zsim.explain.report_of import report_of_step
-from zsim.explain.variants import full_variants
 from zsim.report.report import Report
 from zsim.report.views.result import Column, ItemColumn, ResultTable, table_of
 from zsim.report.views.text.plain import named_columns, paragraph, table, text_table
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.parallelism import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
 from zsim.specs.topology.graph import bisection_bandwidth
@@ -220,11 +215,8 @@ def compare_cluster(
 ) -> TopologyComparison:
     """The experiment on so many GPUs of a cluster, and on `scales` times as many."""
     cluster = load_cluster(name)
-    start_seconds = time.perf_counter()
-    job = resolve(_set_cluster(base, name, gpus))
-    step = simulate_step(job)
-    wall_seconds = time.perf_counter() - start_seconds
-    report = report_of_step(step, wall_seconds, full_variants(step))
+    result = simulate(_set_cluster(base, name, gpus))
+    job, step, report = result.job, result.step, result.report
     topology_nodes = job.num_nodes
     scaling: dict[int, float] = {}
     for scale in scales:

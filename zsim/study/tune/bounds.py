@@ -25,7 +25,7 @@ which is longer where the host waits for the GPU and then works itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,10 +41,9 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.make import stages_of
 from zsim.plan.node_types import gpu_of, host_of
 from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Kernels, Op, Plan, Work
-from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.pipeline.orders import ranks_of_stages
 from zsim.plan.workload.issued_work import IssuedWork, kernels_of
-from zsim.plan.workload.workload import ModuleCall, Segment, Workload, make_workload
+from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, job_topology, slowest_gpu_slowdown
@@ -91,15 +90,40 @@ class _ModelCosts:
 Key = tuple[str, str, TrainingConfig, ParallelismConfig]
 
 
-class StageBounds:
-    """Bounds of jobs with model parallelism. Each way of cutting a layer is evaluated once."""
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A step takes at least `seconds` and needs at least `gpu_bytes` per GPU."""
 
-    def __init__(self) -> None:
+    seconds: float
+    gpu_bytes: int
+
+
+class Bounds:
+    """Bounds of jobs. Each way of cutting a layer is evaluated once.
+
+    With `has_degrees`, jobs without model parallelism are bounded like those with it: exposed collectives,
+    the host and the states count too.
+    """
+
+    def __init__(self, *, has_degrees: bool = False) -> None:
+        self.has_degrees = has_degrees
         self._costs: dict[Key, _ModelCosts] = {}
         self._pricers: dict[str, KernelPricer] = {}
         self._collectives = IdleCollectives()
 
-    def seconds(self, job: Job) -> float:
+    def bound(self, job: Job) -> Bound:
+        """The bound on the job's step."""
+        framework, context = bounds_of(job.kind), job.cluster.framework_memory.context
+        is_staged = self.has_degrees and framework.counts_stages
+        if is_staged or not job.parallelism.is_trivial:
+            return Bound(self._seconds_of_stages(job), self._bytes_of_stages(job) + context)
+        (model,) = self._stages(job)
+        steps = job.training.gradient_accumulation_steps
+        seconds = (model.forward + model.backward) * steps * slowest_gpu_slowdown(job)
+        kept_bytes = int(framework.checkpoint_share(job, job.strategy) * model.kept_bytes)
+        return Bound(seconds + _host_update_seconds(job), kept_bytes + context)
+
+    def _seconds_of_stages(self, job: Job) -> float:
         """Seconds that the step takes at least: see [Note: a pipeline is never faster]."""
         stages, split, framework = self._stages(job), job.parallelism, bounds_of(job.kind)
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
@@ -143,7 +167,7 @@ class StageBounds:
             if count
         )
 
-    def gpu_bytes(self, job: Job) -> int:
+    def _bytes_of_stages(self, job: Job) -> int:
         """Bytes that the fullest rank needs at least."""
         stages, split = self._stages(job), job.parallelism
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
@@ -309,76 +333,6 @@ class IdleCollectives:
             group = Group(work.group, members)
             self._fabrics[key] = idle_fabric(self._topologies[topology_key], group, [work])
         return self._fabrics[key]
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A step takes at least `seconds` and needs at least `gpu_bytes` per GPU."""
-
-    seconds: float
-    gpu_bytes: int
-
-
-class Bounds:
-    """Bounds of jobs of one model on one kind of GPU. Each training setting is evaluated once.
-
-    With `has_degrees`, jobs without model parallelism are bounded like those with it: exposed collectives,
-    the host and the states count too.
-    """
-
-    def __init__(self, *, has_degrees: bool = False) -> None:
-        self.has_degrees = has_degrees
-        self._micro_batch_bounds: dict[tuple[str, str, TrainingConfig], Bound] = {}
-        self._pricers: dict[str, KernelPricer] = {}
-        self._staged = StageBounds()
-
-    def bound(self, job: Job) -> Bound:
-        """The bound on the job's step."""
-        framework = bounds_of(job.kind)
-        is_staged = self.has_degrees and framework.counts_stages
-        if is_staged or not job.parallelism.is_trivial:
-            context = job.cluster.framework_memory.context
-            return Bound(self._staged.seconds(job), self._staged.gpu_bytes(job) + context)
-        single_training = replace(job.training, gradient_accumulation_steps=1)
-        key = (job.model.name + job.model.source, job.cluster.gpu.name, single_training)
-        if key not in self._micro_batch_bounds:
-            self._micro_batch_bounds[key] = self._micro_batch(job, single_training)
-        bound = self._micro_batch_bounds[key]
-        activation_bytes = int(framework.checkpoint_share(job, job.strategy) * bound.gpu_bytes)
-        seconds = bound.seconds * job.training.gradient_accumulation_steps * slowest_gpu_slowdown(job)
-        return Bound(
-            seconds + _host_update_seconds(job), activation_bytes + job.cluster.framework_memory.context
-        )
-
-    def _micro_batch(self, job: Job, training: TrainingConfig) -> Bound:
-        pricer = self._pricers.setdefault(job.cluster.gpu.name, KernelPricer(job.cluster.gpu))
-        workload = make_workload(expand_experts(job.model, job.parallelism.experts), training)
-        seconds = sum(
-            pricer.seconds(kernel) for op_kernels in _kernels(workload) for kernel in op_kernels.kernels
-        )
-        return Bound(seconds, _kept_bytes(workload))
-
-
-def _kernels(workload: Workload) -> Iterable[Kernels]:
-    """Kernels of forward, backward and recomputation of one micro-batch, the ones that `Walk` issues."""
-    for segment in workload.segments:
-        for call in segment.calls:
-            yield kernels_of(call.work.forward)
-            yield kernels_of(call.work.backward)
-            if call.work.recompute is not None:
-                yield kernels_of(call.work.recompute)
-        for call in segment.recomputed:
-            yield kernels_of(call.work.forward)
-
-
-def _kept_bytes(workload: Workload) -> int:
-    """Bytes of activations that are alive when forward ends."""
-    return sum(
-        segment.checkpoint_bytes
-        if segment.is_checkpointed
-        else sum(call.work.saved_bytes for call in segment.calls)
-        for segment in workload.segments
-    )
 
 
 def _host_update_seconds(job: Job) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,9 +13,8 @@ from typing import Any
 from zsim.engine.micro_batches import extrapolate_seconds, limit_micro_batches, sample_counts
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
-from zsim.goodput.goodput import simulate_prepared
+from zsim.goodput.goodput import mode_choices, simulate_prepared
 from zsim.goodput.prepared import prepare
-from zsim.goodput.result import mode_choices
 from zsim.plan.memory.capacity import (
     ResidentMemory,
     node_peak_bytes,
@@ -33,7 +31,7 @@ from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import CostTable, Experiment
 from zsim.study.differences import verdict_of_row
 from zsim.study.sweep.pool import Task, run_tasks
-from zsim.study.sweep.records import Identities, Record
+from zsim.study.sweep.records import Identities, Record, points_folder
 from zsim.study.tune.axes import Candidate
 from zsim.study.tune.bounds import Bound, Bounds, least_seconds
 from zsim.study.tune.framework import (
@@ -297,7 +295,7 @@ class Evaluator:
         return memory.peaks["gpu"] <= memory.limits["gpu"] * (1 - self.headroom)
 
     def _job(self, candidate: Candidate) -> Job | str:
-        key = _key(candidate)
+        key = candidate.key()
         if key not in self._resolved:
             try:
                 self._resolved[key] = self.simulator.job(candidate.experiment())
@@ -315,7 +313,7 @@ class Evaluator:
         """Exact memory of each candidate. None where there is no plan."""
         missing: dict[str, Experiment] = {}
         for candidate in candidates:
-            key, job = _key(candidate), self._job(candidate)
+            key, job = candidate.key(), self._job(candidate)
             if key not in self._memory and key not in missing and not isinstance(job, str):
                 missing[key] = job.experiment
         for key, bounds in zip(missing, self._map(list(missing.values())), strict=True):
@@ -324,11 +322,11 @@ class Evaluator:
             if isinstance(bounds, str):
                 self._refuse(key, bounds)
         for candidate in candidates:
-            cached = self._memory.get(_key(candidate))
+            cached = self._memory.get(candidate.key())
             if isinstance(cached, MemoryBounds):
                 self._residents.setdefault(_structure(candidate), cached.resident)
         self.on_done("checked", self.num_checked)
-        results = (self._memory.get(_key(candidate)) for candidate in candidates)
+        results = (self._memory.get(candidate.key()) for candidate in candidates)
         return [bounds if isinstance(bounds, MemoryBounds) else None for bounds in results]
 
     def _map(self, experiments: list[Experiment]) -> list[MemoryBounds | str]:
@@ -347,7 +345,7 @@ class Evaluator:
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[CandidateResult | None]:
         """The simulated step of each candidate. None where it cannot be simulated (`refused` says why)."""
-        task_lists = {_key(candidate): self._tasks(candidate) for candidate in candidates}
+        task_lists = {candidate.key(): self._tasks(candidate) for candidate in candidates}
         tasks = {
             task.identity: task
             for candidate_tasks in task_lists.values()
@@ -355,7 +353,7 @@ class Evaluator:
             if task.identity not in self._records
         }
         self._run(list(tasks.values()))
-        return [self._candidate_result(candidate, task_lists[_key(candidate)]) for candidate in candidates]
+        return [self._candidate_result(candidate, task_lists[candidate.key()]) for candidate in candidates]
 
     def verify(self, measured: CandidateResult, limit: int) -> CandidateResult:
         """The candidate with every micro-batch simulated, if it has no more than `limit`. If this shows that
@@ -371,7 +369,7 @@ class Evaluator:
             return measured
         full_step = replace(measured, row=record["row"])
         if full_step.may_run_out:
-            self._run_out[_key(measured.candidate)] = full_step.row
+            self._run_out[measured.candidate.key()] = full_step.row
         return full_step
 
     def _tasks(self, candidate: Candidate) -> list[Task]:
@@ -393,7 +391,7 @@ class Evaluator:
 
         if not tasks:
             return
-        with _folder(self._cache) as folder:
+        with points_folder(self._cache) as folder:
             jobs = self._processes() if len(tasks) > 1 else 1
             with self._timed() if jobs == 1 else nullcontext():
                 run_tasks(tasks, folder, accept, jobs=jobs, simulator=self.simulator)
@@ -415,7 +413,7 @@ class Evaluator:
             return None
         for record in records:
             if record["status"] != "ok":
-                self._refuse(_key(candidate), record["error"])
+                self._refuse(candidate.key(), record["error"])
                 return None
         row = dict(records[-1]["row"])
         steps = job.training.gradient_accumulation_steps
@@ -423,15 +421,15 @@ class Evaluator:
             most, fewer = sample_counts(job)
             row |= _extrapolate_row(records[0]["row"], row, (steps - most) / (most - fewer))
             row[ACCUMULATION] = steps
-        row = dict(self._run_out.get(_key(candidate), row))
-        memory = self._memory.get(_key(candidate))
+        row = dict(self._run_out.get(candidate.key(), row))
+        memory = self._memory.get(candidate.key())
         lower_bound = (
             memory.least_seconds if isinstance(memory, MemoryBounds) else self._bounds.bound(job).seconds
         )
         return CandidateResult(candidate, row, lower_bound, self._days_of(candidate, job))
 
     def _days_of(self, candidate: Candidate, job: Job) -> RunDays | None:
-        key = _key(candidate)
+        key = candidate.key()
         if self.run is not None and key not in self._days:
             self._days[key] = best_run(job.experiment, self.run, jobs=self.jobs)
         return self._days.get(key)
@@ -468,22 +466,5 @@ def _extrapolate_row(smaller: Mapping[str, Any], row: Mapping[str, Any], extra: 
 
 def _structure(candidate: Candidate) -> str:
     """A key of candidates that differ only in how they cut the batch, in checkpointing or in the loss."""
-    overrides = candidate.overrides
-    steps = overrides.get(ACCUMULATION, candidate.base.job.training.gradient_accumulation_steps)
-    structure_keys = sorted((key, str(value)) for key, value in overrides.items() if key not in _BATCH_KEYS)
-    return f"{candidate.base.key} {steps > 1} {structure_keys}"
-
-
-def _key(candidate: Candidate) -> str:
-    """A key shared by candidates with the same overrides of the same base."""
-    overrides = sorted((key, str(value)) for key, value in candidate.overrides.items())
-    return f"{candidate.base.key} {overrides}"
-
-
-@contextmanager
-def _folder(cache: Path | None) -> Iterator[Path]:
-    if cache is not None:
-        yield cache
-        return
-    with tempfile.TemporaryDirectory(prefix="zsim-tune-") as folder:
-        yield Path(folder)
+    steps = candidate.overrides.get(ACCUMULATION, candidate.base.job.training.gradient_accumulation_steps)
+    return f"{steps > 1} {candidate.key(_BATCH_KEYS)}"

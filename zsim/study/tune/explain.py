@@ -19,8 +19,7 @@ from typing import Any
 
 from zsim.specs.experiment.programs import find_config_mapping, program_of, readable_programs
 from zsim.study.differences import is_distinguishable
-from zsim.study.tune.axes import PARALLELISM, Candidate, base_of, micro_batch_choice, value_of
-from zsim.study.tune.degrees import replicas_of
+from zsim.study.tune.axes import PARALLELISM, Candidate, base_of, micro_batch_choice, replicas_of, value_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, Base
 from zsim.study.tune.search import WORTH

@@ -31,14 +31,13 @@ from zsim.study.tune.axes import (
 )
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds, least_days
 from zsim.study.tune.explain import differing_axes
-from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of
+from zsim.study.tune.framework import ACCUMULATION, LOSS, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of
 from zsim.study.tune.search import (
     Objective,
     SearchResult,
     cheapest,
     choose_loss,
     fastest,
-    key_without_loss,
     refine,
     search,
     split_losses,
@@ -125,7 +124,7 @@ def _smallest_cluster(question: Question) -> Space:
 
     def space_of(index: int, smaller: str = "") -> Space:
         nodes, gpus = shapes[index]
-        gpus_text = _gpus(gpus)
+        gpus_text = f"{gpus} GPU{'s' if gpus > 1 else ''}"
         remark = f"{gpus_text} ({nodes} node{'s' if nodes > 1 else ''}) are the fewest"
 
         def next_larger() -> Space | None:
@@ -226,10 +225,6 @@ def _shapes(base: Base) -> list[tuple[int, int]]:
         for nodes, gpus in shapes
         if gpus % model_ranks == 0 and total % (gpus // model_ranks) == 0 and gpus <= base.world_size
     ]
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' if count > 1 else ''}"
 
 
 def _resize(base: Base, nodes: int, gpus: int) -> Base:
@@ -394,10 +389,11 @@ class Verifier:
         """The first of each set of configurations that differ only in the loss."""
         unique_results: dict[str, CandidateResult] = {}
         for measured in ranked:
-            is_start = measured.candidate is self.start or _differs_only_in_loss(
-                self.start, measured.candidate
+            is_start = measured.candidate is self.start or (
+                measured.candidate.base is self.start.base
+                and set(differing_axes(self.start, measured.candidate)) <= {LOSSES.name}
             )
-            unique_results.setdefault("given" if is_start else key_without_loss(measured.candidate), measured)
+            unique_results.setdefault("given" if is_start else measured.candidate.key((LOSS,)), measured)
         return list(unique_results.values())
 
     def _refine(
@@ -431,11 +427,6 @@ class Verifier:
                 break
             ranked = _rank(ranked, space)
         return ranked
-
-
-def _differs_only_in_loss(start: Candidate, candidate: Candidate) -> bool:
-    """Whether a candidate is the configuration `start`, except for its loss."""
-    return candidate.base is start.base and set(differing_axes(start, candidate)) <= {LOSSES.name}
 
 
 def simulate_start(

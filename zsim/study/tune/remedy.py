@@ -32,9 +32,17 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import num_experts
 from zsim.specs.model.spec import ModelSpec
-from zsim.study.tune.axes import Candidate, base_of, choices_of, structure_of, value_of
+from zsim.study.tune.axes import (
+    EXPERT,
+    PIPELINE,
+    TENSOR,
+    Candidate,
+    base_of,
+    choices_of,
+    structure_of,
+    value_of,
+)
 from zsim.study.tune.bounds import block_kinds, plan_seconds
-from zsim.study.tune.degrees import EXPERT, PIPELINE, TENSOR
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import script_changes
 from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of

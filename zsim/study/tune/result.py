@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from zsim.report.views.displayable import Displayable
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
-from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY, COMMUNICATION, TOTAL
-from zsim.report.views.result import (
-    Column,
-    Displayable,
-    Figures,
-    ItemColumn,
-    Medium,
-    ResultTable,
-    Section,
-    columns_of,
-    table_of,
-)
+from zsim.report.views.result import Column, ItemColumn, Medium, ResultTable, Section, columns_of, table_of
 from zsim.report.views.text.plain import paragraph, text_table
 from zsim.specs.experiment.job import gpus_label
 from zsim.specs.experiment.resolve import resolve
@@ -45,8 +36,9 @@ class TuneResult(Displayable):
     `save(folder)` writes each as files for its framework (`best/`, `2/`, ...) and tune.html.
     """
 
+    file: ClassVar[str] = "tune"
     goal: str
-    settled: str
+    remark: str
     """A sentence on the size that the goal decided ("" without one)."""
     base: Base
     given: CandidateResult | None
@@ -102,8 +94,8 @@ class TuneResult(Displayable):
         yield subject(self)
         yield verdict(self)
         yield from _days(self)
-        if self.settled:
-            yield from paragraph(self.settled, indent=2)
+        if self.remark:
+            yield from paragraph(self.remark, indent=2)
         yield ""
         yield from _table(self)
         if self.steps or self.doubtful:
@@ -117,7 +109,7 @@ class TuneResult(Displayable):
                 f"{format_percent(gain)} {'cheaper' if self.goal == 'cheapest' else 'faster'} by their "
                 "bounds (--simulations allows more)"
             )
-        for reason, count in _reasons(self.refused):
+        for reason, count in sorted(self.refused.items(), key=lambda entry: (-entry[1], entry[0]))[:3]:
             yield from paragraph(f"{count} refused: {reason}", indent=4)
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,7 +124,7 @@ class TuneResult(Displayable):
         search_result = self.search
         return {
             "goal": self.goal,
-            "settled": self.settled,
+            "settled": self.remark,
             "given": None if self.given is None else _result_to_dict(self.given),
             "given_verdict": verdict_content(self.given_verdict),
             "best": [_result_to_dict(measured) for measured in self.best],
@@ -151,12 +143,34 @@ class TuneResult(Displayable):
             "simulated": self.num_simulated,
         }
 
-    def plots(self) -> Figures:
-        steps = {"steps": lambda: steps_figure(self)} if self.steps else {}
-        return {"pareto": lambda: pareto_figure(self), **steps}
+    def heading(self) -> tuple[str, str]:
+        doubtful = format_doubtful(self) if self.doubtful else ""
+        summary = ". ".join(part for part in (verdict(self), self.remark, doubtful) if part)
+        return subject(self), summary
+
+    def sections(self) -> Iterator[Section]:
+        yield Section("The best that fit", table=best_table(self, "page"))
+        caption = (
+            "Every simulated configuration. Down and to the left is better; the line joins those that no "
+            "other beats in both."
+        )
+        yield Section("Time against memory", [("pareto", caption, partial(pareto_figure, self))])
+        if self.steps:
+            rows = [
+                [
+                    str(number),
+                    "; ".join(format_change(change) for change in step.changes),
+                    format_step(step, self.given_verdict),
+                ]
+                for number, step in enumerate(self.steps, 1)
+            ]
+            columns = columns_of("", Column("change", is_left=True), "step time")
+            caption = "Each change on top of those above it, each simulated."
+            figure = "steps", caption, partial(steps_figure, self)
+            yield Section("What to change", [figure], ResultTable("", columns, rows))
 
     def pages(self) -> Mapping[str, str]:
-        return {**tuning_files(self), "tune.html": tuning_page(self)}
+        return {**tuning_files(self), "tune.html": self.page()}
 
     @property
     def label(self) -> str:
@@ -388,10 +402,6 @@ def _counts(tuning: TuneResult) -> str:
     return f"{text} ({tuning.num_simulated:,} steps in all, with the given configuration and variations)"
 
 
-def _reasons(refused: Mapping[str, int]) -> Sequence[tuple[str, int]]:
-    return sorted(refused.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
-
-
 def _step_to_dict(step: TuningStep) -> dict[str, Any]:
     return {
         "changes": [
@@ -465,35 +475,6 @@ def tuning_files(tuning: TuneResult) -> dict[str, str]:
         lines += [line for note in notes for line in paragraph(note, first="- ")]
         texts[str(folder / "NOTES.txt")] = "\n".join(lines) + "\n"
     return texts
-
-
-def tuning_page(tuning: TuneResult) -> str:
-    """The page as text. The same result gives the same bytes."""
-    best = Section("The best that fit", table=best_table(tuning, "page"))
-    caption = (
-        "Every simulated configuration. Down and to the left is better; the line joins those that no other "
-        "beats in both."
-    )
-    sections = [best, Section("Time against memory", [("pareto", caption, pareto_figure(tuning))])]
-    if tuning.steps:
-        rows = [
-            [
-                str(number),
-                "; ".join(format_change(change) for change in step.changes),
-                format_step(step, tuning.given_verdict),
-            ]
-            for number, step in enumerate(tuning.steps, 1)
-        ]
-        sections.append(
-            Section(
-                "What to change",
-                [("steps", "Each change on top of those above it, each simulated.", steps_figure(tuning))],
-                ResultTable("", columns_of("", Column("change", is_left=True), "step time"), rows),
-            )
-        )
-    doubtful = format_doubtful(tuning) if tuning.doubtful else ""
-    summary = ". ".join(part for part in (verdict(tuning), tuning.settled, doubtful) if part)
-    return page(subject(tuning), "tune", sections, summary)
 
 
 def pareto_front(measured: list[CandidateResult]) -> list[CandidateResult]:

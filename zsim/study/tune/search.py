@@ -23,8 +23,8 @@ against a shorter step. They are tried on the best configuration, and stand besi
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -96,45 +96,7 @@ def search(
     With `budget`, at most so many candidates are simulated, and about `_PLANS` times as many planned (None:
     as many as the proof needs).
     """
-    result = SearchResult([], num_candidates=len(candidates))
-    replacements = replacements or {}
-    queue = _bound_entries(evaluator, candidates, objective, result, replacements)
-    heapq.heapify(queue)
-    planned = 0
-    while queue and (
-        len(result.measured) < count or queue[0].worth < result.best[0].objective_value(objective)
-    ):
-        if budget is not None and len(result.measured) >= budget:
-            break
-        wave = []
-        if budget is not None and planned >= _PLANS * budget:
-            wave = _planned_wave(queue, result.best[0].objective_value(objective) if result.best else inf)
-            if not wave and result.measured:
-                break
-        wave = wave or _next_wave(queue)
-        planned += 0 if wave[0].is_checked else len(wave)
-        if wave[0].is_checked:
-            if budget is not None:
-                wave, excess = wave[: budget - len(result.measured)], wave[budget - len(result.measured) :]
-                for entry in excess:
-                    heapq.heappush(queue, entry)
-            retries = _simulate(evaluator, wave, result, replacements)
-            result.num_candidates += len(retries)
-            for entry in _bound_entries(evaluator, retries, objective, result, replacements):
-                heapq.heappush(queue, entry)
-            result.best = sorted(
-                result.measured, key=lambda m: (m.objective_value(objective), m.candidate.number)
-            )[:count]
-        else:
-            for entry in _check_memory(evaluator, wave, objective, result, replacements):
-                heapq.heappush(queue, entry)
-    best = result.best[0].objective_value(objective) if result.best else inf
-    result.num_left = sum(entry.worth < best for entry in queue)
-    result.num_too_slow = len(queue) - result.num_left
-    later = {candidate.number for candidate in replacements.values()}
-    result.num_replaced = len(result.replaced - later)
-    result.least_bound = queue[0].worth if result.num_left else None
-    return result
+    return _Search(evaluator, objective, count, replacements or {}, budget).run(candidates)
 
 
 @dataclass(frozen=True, order=True)
@@ -149,35 +111,117 @@ class _Entry:
     bound: Bound = field(compare=False)
 
 
-def _bound_entries(
-    evaluator: Evaluator,
-    candidates: Sequence[Candidate],
-    objective: Objective,
-    result: SearchResult,
-    replacements: Mapping[int, Candidate],
-) -> list[_Entry]:
-    """Entries for the candidates that may fit. Each that does not is replaced if `replacements` has a
-    replacement.
-    """
-    queue = []
-    for first in candidates:
-        candidate, bound = first, evaluator.bound(first)
-        while (
-            bound is not None
-            and evaluator.is_too_large(candidate, bound)
-            and candidate.number in replacements
-        ):
-            result.replaced.add(candidate.number)
-            candidate = replacements[candidate.number]
+@dataclass
+class _Search:
+    """The candidates that are left, the most promising first, and what is known of the others."""
+
+    evaluator: Evaluator
+    objective: Objective
+    count: int
+    replacements: Mapping[int, Candidate]
+    budget: int | None
+    result: SearchResult = field(default_factory=lambda: SearchResult([]))
+    queue: list[_Entry] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        """The objective of the best so far."""
+        best = self.result.best
+        return best[0].objective_value(self.objective) if best else inf
+
+    def run(self, candidates: Sequence[Candidate]) -> SearchResult:
+        result, queue, budget, planned = self.result, self.queue, self.budget, 0
+        result.num_candidates = len(candidates)
+        self._add(candidates)
+        while queue and (len(result.measured) < self.count or queue[0].worth < self.best):
+            if budget is not None and len(result.measured) >= budget:
+                break
+            wave = []
+            if budget is not None and planned >= _PLANS * budget:
+                wave = _planned_wave(queue, self.best)
+                if not wave and result.measured:
+                    break
+            wave = wave or _next_wave(queue)
+            if not wave[0].is_checked:
+                planned += len(wave)
+                self._check_memory(wave)
+                continue
+            if budget is not None:
+                wave, excess = wave[: budget - len(result.measured)], wave[budget - len(result.measured) :]
+                for entry in excess:
+                    heapq.heappush(queue, entry)
+            self._simulate(wave)
+            result.best = sorted(
+                result.measured, key=lambda m: (m.objective_value(self.objective), m.candidate.number)
+            )[: self.count]
+        result.num_left = sum(entry.worth < self.best for entry in queue)
+        result.num_too_slow = len(queue) - result.num_left
+        later = {candidate.number for candidate in self.replacements.values()}
+        result.num_replaced = len(result.replaced - later)
+        result.least_bound = queue[0].worth if result.num_left else None
+        return result
+
+    def _add(self, candidates: Sequence[Candidate]) -> None:
+        """Queue the candidates that may fit. Each that does not is replaced if there is a replacement."""
+        evaluator, result = self.evaluator, self.result
+        for candidate in candidates:
             bound = evaluator.bound(candidate)
-        if bound is None:
-            result.num_refused += 1
-        elif evaluator.is_too_large(candidate, bound):
-            result.num_too_large += 1
+            while (
+                bound is not None
+                and evaluator.is_too_large(candidate, bound)
+                and candidate.number in self.replacements
+            ):
+                result.replaced.add(candidate.number)
+                candidate = self.replacements[candidate.number]
+                bound = evaluator.bound(candidate)
+            if bound is None:
+                result.num_refused += 1
+            elif evaluator.is_too_large(candidate, bound):
+                result.num_too_large += 1
+            else:
+                value = self.objective(bound.seconds, candidate.base.world_size) * _SLACK
+                heapq.heappush(self.queue, _Entry(value, candidate.number, False, candidate, bound))
+
+    def _replace(self, entry: _Entry) -> None:
+        """Queue the replacement of an entry that does not fit, if there is one."""
+        number = entry.candidate.number
+        if number in self.replacements:
+            self.result.replaced.add(number)
+            self._add([self.replacements[number]])
         else:
-            value = objective(bound.seconds, candidate.base.world_size) * _SLACK
-            queue.append(_Entry(value, candidate.number, False, candidate, bound))
-    return queue
+            self.result.num_too_large += 1
+
+    def _check_memory(self, wave: Sequence[_Entry]) -> None:
+        """Queue the entries that fit, with bounds from their plans, and the replacements of the others."""
+        possible = []
+        for entry in wave:
+            if self.evaluator.is_too_large(entry.candidate, entry.bound):
+                self._replace(entry)
+            else:
+                possible.append(entry)
+        memories = self.evaluator.memory([entry.candidate for entry in possible])
+        for entry, memory in zip(possible, memories, strict=True):
+            if memory is None:
+                self.result.num_refused += 1
+            elif not self.evaluator.fits(memory):
+                self._replace(entry)
+            else:
+                value = self.objective(memory.least_seconds, entry.candidate.base.world_size) * _SLACK
+                heapq.heappush(self.queue, replace(entry, worth=max(value, entry.worth), is_checked=True))
+
+    def _simulate(self, wave: Sequence[_Entry]) -> None:
+        """Simulate the wave, and queue the replacements of those for which torch may not find room."""
+        retries = []
+        for measured in self.evaluator.simulate([entry.candidate for entry in wave]):
+            if measured is None:
+                self.result.num_refused += 1
+                continue
+            assert measured.row["fits"], measured.candidate.label
+            self.result.measured.append(measured)
+            if measured.may_run_out and measured.candidate.number in self.replacements:
+                retries.append(self.replacements[measured.candidate.number])
+        self.result.num_candidates += len(retries)
+        self._add(retries)
 
 
 def _next_wave(queue: list[_Entry]) -> list[_Entry]:
@@ -194,58 +238,6 @@ def _planned_wave(queue: list[_Entry], best: float) -> list[_Entry]:
     queue[:] = [entry for entry in queue if entry not in wave]
     heapq.heapify(queue)
     return wave
-
-
-def _check_memory(
-    evaluator: Evaluator,
-    wave: Sequence[_Entry],
-    objective: Objective,
-    result: SearchResult,
-    replacements: Mapping[int, Candidate],
-) -> Iterator[_Entry]:
-    """The entries that fit, with bounds from their plans, and the replacements of those that do not."""
-
-    def replacement_entries(entry: _Entry) -> list[_Entry]:
-        number = entry.candidate.number
-        if number in replacements:
-            result.replaced.add(number)
-            return _bound_entries(evaluator, [replacements[number]], objective, result, replacements)
-        result.num_too_large += 1
-        return []
-
-    possible = []
-    for entry in wave:
-        if evaluator.is_too_large(entry.candidate, entry.bound):
-            yield from replacement_entries(entry)
-        else:
-            possible.append(entry)
-    memories = evaluator.memory([entry.candidate for entry in possible])
-    for entry, memory in zip(possible, memories, strict=True):
-        if memory is None:
-            result.num_refused += 1
-        elif not evaluator.fits(memory):
-            yield from replacement_entries(entry)
-        else:
-            value = objective(memory.least_seconds, entry.candidate.base.world_size) * _SLACK
-            yield _Entry(max(value, entry.worth), entry.number, True, entry.candidate, entry.bound)
-
-
-def _simulate(
-    evaluator: Evaluator, wave: Sequence[_Entry], result: SearchResult, replacements: Mapping[int, Candidate]
-) -> list[Candidate]:
-    """Simulate the wave into `result`. Returns the replacements of candidates for which torch may not find
-    room.
-    """
-    retries = []
-    for measured in evaluator.simulate([entry.candidate for entry in wave]):
-        if measured is None:
-            result.num_refused += 1
-        else:
-            assert measured.row["fits"], measured.candidate.label
-            result.measured.append(measured)
-            if measured.may_run_out and measured.candidate.number in replacements:
-                retries.append(replacements[measured.candidate.number])
-    return retries
 
 
 WORTH = 0.002  # of the step: changes with a smaller gain are not made
@@ -317,15 +309,9 @@ def other_numerics(
         tried = variations(evaluator, result, axis)
         fastest_one = min(tried, key=lambda m: m.objective_value(objective), default=result)
         if fastest_one.objective_value(objective) < result.objective_value(objective) * (1 - WORTH):
-            alike = (m for m in tried if not is_distinguishable(m.row, fastest_one.row))
-            result = next(alike, fastest_one)
+            equals = (m for m in tried if not is_distinguishable(m.row, fastest_one.row))
+            result = next(equals, fastest_one)
     return result if result is not best and is_distinguishable(result.row, best.row) else None
-
-
-def key_without_loss(candidate: Candidate) -> str:
-    """A key shared by configurations that differ only in the loss."""
-    overrides = sorted((key, str(value)) for key, value in candidate.overrides.items() if key != LOSS)
-    return f"{candidate.base.key} {overrides}"
 
 
 def split_losses(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int, Candidate]]:
@@ -336,7 +322,7 @@ def split_losses(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int,
     first: list[Candidate] = []
     replacements: dict[int, Candidate] = {}
     for candidate in space:
-        key = key_without_loss(candidate)
+        key = candidate.key((LOSS,))
         if key in last:
             replacements[last[key].number] = candidate
         else:

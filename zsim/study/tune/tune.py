@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, check_choice
 from zsim.files import check_folder
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.load import ExperimentSource, experiment_of
@@ -82,7 +82,10 @@ def tune(
     has_degrees = "parallelism" in base.data and PARALLELISM.name not in keep
     if has_degrees and not set(kinds) & set(degree_kinds()):
         if parallelism:
-            raise InputError(_no_degrees(kinds))
+            raise InputError(
+                f"--parallelism: found {' and '.join(kinds)}, whose degrees are not searched; expected "
+                f"--kind {' or '.join(degree_kinds())}"
+            )
         has_degrees = False
     run = (resolved_experiment.run or TrainingRunTable()) if goal == DAYS else None
     budget = (BUDGET if simulations is None else simulations) if has_degrees else None
@@ -168,29 +171,16 @@ def _check_options(goal: str, kinds: Sequence[str], keep: Sequence[str], headroo
             )
         if kind.lower() == "ep":
             raise NotSimulatedError("--kind ep: zsim does not simulate expert parallelism yet")
-    axes = axis_names()
-    for name, options in (
-        (goal, GOALS),
-        *((kind, STRATEGIES) for kind in kinds),
-        *((axis, axes) for axis in keep if axis != ALL_AXES),
-    ):
-        if name not in options:
-            option = "goal" if options is GOALS else "kind" if options is STRATEGIES else "keep"
-            raise InputError(
-                f"--{option} {name}: expected one of "
-                f"{', '.join(sorted(options))}{did_you_mean(name, options)}"
-            )
+    kept = [axis for axis in keep if axis != ALL_AXES]
+    for option, names, options in (
+        ("goal", [goal], GOALS), ("kind", kinds, STRATEGIES), ("keep", kept, axis_names())
+    ):  # fmt: skip
+        for name in names:
+            check_choice(f"--{option} {name}: ", name, sorted(options))
     if goal == "largest-batch" and "micro-batch" in keep:
         raise InputError("--keep micro-batch: the goal largest-batch sets it")
     if not 0 <= headroom < 1:
         raise InputError(f"--headroom {headroom:g}: expected a fraction from 0 to below 1")
-
-
-def _no_degrees(kinds: Sequence[str]) -> str:
-    return (
-        f"--parallelism: found {' and '.join(kinds)}, whose degrees are not searched; expected --kind "
-        f"{' or '.join(degree_kinds())}"
-    )
 
 
 def _expand_keep(goal: str, keep: Sequence[str]) -> Sequence[str]:

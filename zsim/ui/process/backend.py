@@ -23,7 +23,6 @@ from typing import Any
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.files import PACKAGE, topologies_folder
-from zsim.goodput.page import goodput_page
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -137,7 +136,7 @@ class Backend:
             "frames": animation.to_dict(),
         }
 
-    def beside(
+    def compare_recording(
         self, key: str, name: str, field_values: DisplayedValues, other_settings: str
     ) -> dict[str, Any]:
         """A recording compared with a setting's step."""
@@ -159,9 +158,7 @@ class Backend:
             animation = animate_step(self._step(field_values, other_settings).whole_outcome)
             return animation_page(animation, self.outcome(field_values, other_settings).title).encode()
         experiment = self.form.experiment(field_values, other_settings)
-        return (
-            goodput_page(run_of(experiment)).encode() if name == RUN_FILE else file_content(experiment, name)
-        )
+        return run_of(experiment).page().encode() if name == RUN_FILE else file_content(experiment, name)
 
     def run(
         self, field_values: DisplayedValues, other_settings: str

@@ -13,7 +13,7 @@ from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
 from zsim.plan.ops import state_bytes
 from zsim.report.energy import bill
-from zsim.report.views.result import Displayable
+from zsim.report.views.displayable import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.job import gpus_label, strategy_label

@@ -6,7 +6,7 @@ import gzip
 import importlib.resources
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,8 @@ class Plot:
     """The data that plotly.js draws."""
 
 
-def plot(name: str, caption: str, figure: Figure) -> Plot:
-    return Plot(name, caption, figure.to_json())
+def plot(name: str, caption: str, figure: Figure | Callable[[], Figure]) -> Plot:
+    return Plot(name, caption, (figure() if callable(figure) else figure).to_json())
 
 
 def render(template: str, **values: Any) -> str:
@@ -66,7 +66,7 @@ def _plotly_script() -> str:
     return b64encode(gzip.compress(script.read_bytes(), _COMPRESSION, mtime=0)).decode()
 
 
-def page(title: str, kicker: str, sections: Sequence[Section], summary: str = "") -> str:
+def page(title: str, kicker: str, sections: Iterable[Section], summary: str = "") -> str:
     """The page as text. `kicker` is the word next to the version above the title."""
     cards = [
         {

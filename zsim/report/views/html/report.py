@@ -12,6 +12,7 @@ from zsim.report.fit import fit_of, format_torch_memory, moment_notes
 from zsim.report.memory import Ledger
 from zsim.report.report import Report, plain
 from zsim.report.trust import MEASURE, TITLE, errors_figure, near_table, trust_of
+from zsim.report.views.displayable import Figures
 from zsim.report.views.html import figures
 from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.figure import Figure
@@ -19,7 +20,6 @@ from zsim.report.views.html.figures import drive_timeline, range_sentence
 from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import close_ups, report_timeline
 from zsim.report.views.meanings import EVIDENCE
-from zsim.report.views.result import Figures
 from zsim.report.views.tables import (
     breakdown_table,
     collective_table,
@@ -76,12 +76,10 @@ def html_report(report: Report, trace: Trace) -> str:
 def report_plots(report: Report, trace: Trace) -> Figures:
     """The figures of the page by name, as functions that make them."""
     rank_trace = trace.rank_view(report.rank)
-    ledger = Ledger.of(trace.memory)
+    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
 
     def timeline_of(device: str) -> Figure:
-        return figures.memory_timeline(
-            ledger.fullest(device, report.gpus_per_node, report.nodes), report, device
-        )
+        return figures.memory_timeline(ledger.fullest(device), report, device)
 
     plots: dict[str, Callable[[], Figure]] = {
         "step": lambda: figures.step_breakdown(report),
@@ -151,11 +149,11 @@ def _tokens(report: Report) -> str:
 
 
 def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
-    ledger = Ledger.of(trace.memory)
+    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
     for device, peak in report.peaks.items():
         if not peak.total:
             continue
-        usage = ledger.fullest(device, report.gpus_per_node, report.nodes)
+        usage = ledger.fullest(device)
         yield {
             "title": DEVICES[device],
             "waterfall": plot(

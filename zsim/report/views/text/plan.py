@@ -95,13 +95,7 @@ def _program(program: Program) -> dict[str, Any]:
         ),
         "ops": [_op(number, op) for number, op in enumerate(program.ops)],
         "memory": [
-            {
-                "op": change.op,
-                "device": change.device,
-                "category": change.category,
-                "bytes": change.bytes,
-                "owner": change.owner,
-            }
+            {name: getattr(change, name) for name in ("op", "device", "category", "bytes", "owner")}
             for change in program.memory
         ],
     }
@@ -192,14 +186,8 @@ def _print_program(program: Program, limit: int, console: Console) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title="Collectives per rank and step", title_justify="left")
-    for header, side in (
-        ("calls", "right"),
-        ("kind", "left"),
-        ("group", "left"),
-        ("tensor", "right"),
-        ("dtype", "left"),
-    ):
-        table.add_column(header, justify="right" if side == "right" else "left")
+    for header in ("calls", "kind", "group", "tensor", "dtype"):
+        table.add_column(header, justify="right" if header in ("calls", "tensor") else "left")
     for work, count in collective_counts(program).items():
         table.add_row(str(count), work.kind, work.group, format_bytes(work.bytes), work.dtype)
     console.print(table)
