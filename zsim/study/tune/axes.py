@@ -302,7 +302,7 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
 
 def is_current(base: Base, key: str, value: Any) -> bool:
     """Whether a dotted key has this value in the base. Offloads to one device are alike."""
-    return _comparable(base, key, value) == value_of(base, {}, key)
+    return bool(_comparable(base, key, value) == value_of(base, {}, key))
 
 
 def _comparable(base: Base, key: str, value: Any) -> Any:
