@@ -100,6 +100,8 @@ class Remedy:
     """The step with the change."""
     script_changes: tuple[str, ...] = ()
     """Changes that the training script needs, where no file has the setting."""
+    fits_probability: float | None = None
+    """The probability that the job fits with the change. None where it is sure enough not to be said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,7 @@ def test_what_the_script_must_change_is_said_without_saying_the_switch_again() -
         "training.activation_checkpointing = full would fit: 1.00 GB, step 1.000 s (needs a change of the "
         "script: model.gradient_checkpointing_enable())."
     )
+    assert " would fit with 38 % probability: 1.00 GB" in format_remedy(replace(one, fits_probability=0.38))
     two = replace(one, words=f"{one.words} and training.micro_batch_size = 2")
     assert format_remedy(two).endswith(
         "(needs a change of the script: training.activation_checkpointing: "

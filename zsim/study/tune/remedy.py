@@ -32,6 +32,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import num_experts
 from zsim.specs.model.spec import ModelSpec
+from zsim.study.differences import verdict_of_row
 from zsim.study.tune.axes import (
     EXPERT,
     PIPELINE,
@@ -157,9 +158,14 @@ def remedy_from(experiment: Experiment, start: Candidate, measured: CandidateRes
         if shown_key != key and table_name == "training" and getattr(training, name) is not None:
             changes[key] = value  # the experiment sets it in both places
         assignments.append(f"{_short_key(shown_key)} = {_format_value(value)}")
-    sentence = " and ".join(assignments)
+    verdict = verdict_of_row(measured.row)
     return Remedy(
-        changes, sentence, measured.gpu_bytes, measured.seconds, tuple(script_changes(measured.candidate))
+        changes,
+        " and ".join(assignments),
+        measured.gpu_bytes,
+        measured.seconds,
+        tuple(script_changes(measured.candidate)),
+        None if verdict is None or verdict.is_sure else verdict.probability,
     )
 
 

@@ -93,7 +93,10 @@ def _built_sharded(kind: str) -> str:
 def format_remedy(remedy: Remedy) -> str:
     """E.g. "training.activation_checkpointing = full would fit: 37.18 GB, step 9.500 s."."""
     step = format_seconds(remedy.step_seconds)
-    text = f"{remedy.words} would fit: {format_bytes(remedy.gpu_peak_bytes)}, step {step}"
+    odds = (
+        "" if remedy.fits_probability is None else f" with {100 * remedy.fits_probability:.0f} % probability"
+    )
+    text = f"{remedy.words} would fit{odds}: {format_bytes(remedy.gpu_peak_bytes)}, step {step}"
     if remedy.script_changes:
         text += f" (needs a change of the script: {'; '.join(_format_script_changes(remedy))})"
     return f"{text}."
