@@ -46,8 +46,8 @@ def unknown_in(value: Any) -> Unknown | None:
     if isinstance(value, dict) and CLASS in value:
         return Unknown(f"{value[CLASS]}(...)", value.get(LINE, 0))
     if isinstance(value, list | dict):
-        parts = value.values() if isinstance(value, dict) else value
-        return next(filter(None, map(unknown_in, parts)), None)
+        entries = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(unknown_in, entries)), None)
     return value if isinstance(value, Unknown) else None
 
 

@@ -165,6 +165,11 @@ def test_what_is_not_followed_must_be_given(tmp_path: Path) -> None:
             "training.checkpoint_is_reentrant",
         ),
         (BATCH.replace("=batch", "=16 // int(os.environ.get('WORLD_SIZE', 1))"), "training.micro_batch_size"),
+        (
+            f"model = {MODEL}prepare_model_for_kbit_training(model, use_gradient_checkpointing=f())\n"
+            + SFT.replace(f"model = {MODEL}", ""),
+            "training.activation_checkpointing",
+        ),
         (f"model = load()\n{SFT.replace('model = ', 'teacher = ')}", "model"),
         (SFT.replace("from_pretrained", "from_config"), "model"),
         (f"{SFT}model = AutoModelForCausalLM.from_pretrained('gpt2')\n", "model"),
@@ -245,7 +250,7 @@ def test_a_launchs_variables_are_the_scripts_and_other_flags_are_noted(tmp_path:
     command = f"BS=16 torchrun {tmp_path}/train.py --per_device_train_batch_size 3"
     found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
     assert found.training.micro_batch_size == 16
-    assert "--per_device_train_batch_size: without effect" in notes_of(found)
+    assert "--per_device_train_batch_size: not read" in notes_of(found)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +266,9 @@ def test_a_launchs_variables_are_the_scripts_and_other_flags_are_noted(tmp_path:
         ),
         (f"a = PrefixTuningConfig()\n{ADAPTED}", "PrefixTuningConfig: zsim simulates the adapters of a Lora"),
         (f"a = LoraConfig(r=4)\nget_peft_model(m, LoraConfig())\n{ADAPTED}", "one adapter, found two"),
+        (f"exec(text)\n{SFT}", "exec: zsim does not follow what it changes"),
+        (f"model = {MODEL.strip()}.to(torch.float32)\n{SFT}", "to: zsim reads the model's dtype where"),
+        (f"model = {MODEL}model = torch.compile(model)\n{SFT}", "torch.compile: zsim reads"),
         (f"p.requires_grad = False\n{SFT}", "line 1: requires_grad: zsim does not follow which"),
         (f"model.requires_grad_(False)\n{SFT}", "line 1: requires_grad_: zsim does not follow which"),
         (SFT.replace("args=args", "args=args, optimizers=(Adafactor(x), None)"), "optimizers: zsim does not"),

@@ -29,12 +29,12 @@ class Scope(Mapping[str, Any]):
     parent: Scope | None = None
     bindings: dict[str, list[tuple[ast.AST | None, Scope, Tests]]] = field(default_factory=dict)
     """By name: the node that is bound, or None where it is not understood, its scope, and the conditions."""
-    known: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
     """The values that were looked up."""
 
     def __contains__(self, name: object) -> bool:
         return (
-            name in self.known or name in self.bindings or (self.parent is not None and name in self.parent)
+            name in self.cache or name in self.bindings or (self.parent is not None and name in self.parent)
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -44,36 +44,36 @@ class Scope(Mapping[str, Any]):
         return len(self.bindings)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.known:
+        if name not in self.cache:
             if name not in self.bindings:
                 if self.parent is None:
                     raise KeyError(name)
                 return self.parent[name]
-            self.known[name] = Unknown(name, 0)  # for a name that is bound to itself
-            self.known[name] = self._look_up(name)
-        return self.known[name]
+            self.cache[name] = Unknown(name, 0)  # for a name that is bound to itself
+            self.cache[name] = self._look_up(name)
+        return self.cache[name]
 
     def _look_up(self, name: str) -> Any:
-        taken, is_certain = [], True
+        candidates, is_certain = [], True
         for node, scope, tests in self.bindings[name]:
             truths = [(self.value(test, scope), branch) for test, branch in tests]
             unknown = [truth for truth, _ in truths if unknown_in(truth)]
             if any(not unknown_in(truth) and bool(truth) != branch for truth, branch in truths):
                 continue
             is_certain &= not unknown
-            taken.append(Unknown(name, 0) if node is None else self.value(node, scope))
-        if len(taken) > 1 and taken[0] is None and is_certain:  # a place for a value that follows
-            del taken[0]
-        is_one = bool(taken) and (is_certain or len(self.bindings[name]) == 1)
-        is_one &= all(type(value) is type(taken[0]) and value == taken[0] for value in taken)
-        return taken[0] if is_one else Unknown(name, 0)
+            candidates.append(Unknown(name, 0) if node is None else self.value(node, scope))
+        if len(candidates) > 1 and candidates[0] is None and is_certain:  # a place for a value that follows
+            del candidates[0]
+        is_one = bool(candidates) and (is_certain or len(self.bindings[name]) == 1)
+        is_one &= all(type(value) is type(candidates[0]) and value == candidates[0] for value in candidates)
+        return candidates[0] if is_one else Unknown(name, 0)
 
     def bind(self, name: str, node: ast.AST | None, scope: Scope | None = None, tests: Tests = ()) -> None:
         self.bindings.setdefault(name, []).append((node, scope or self, tests))
 
 
 class Names(ast.NodeVisitor):
-    """What binds and changes the names of a script."""
+    """The bindings and changes of the names of a script."""
 
     def __init__(self, tree: ast.Module, value: Callable[[Any, Scope], Any]) -> None:
         self.scope = self.module = Scope(value)
@@ -222,8 +222,8 @@ class Names(ast.NodeVisitor):
         names = [entry.arg for entry in (*arguments.posonlyargs, *arguments.args)]
         calls = self._calls.get(function.name, [])
         is_single = len(calls) == self._loads.get(function.name, 0) == 1 and not function.decorator_list
-        is_single &= sum(other.name == function.name for other, _ in self._functions) == 1 and not is_method
-        given: dict[str, tuple[ast.expr, Scope | None]] = {}
+        is_single &= sum(entry.name == function.name for entry, _ in self._functions) == 1 and not is_method
+        values: dict[str, tuple[ast.expr, Scope | None]] = {}
         call, caller = calls[0] if is_single else (None, None)
         is_plain = call is not None and all(word.arg for word in call.keywords)
         if call is not None and is_plain and not any(isinstance(part, ast.Starred) for part in call.args):
@@ -231,11 +231,11 @@ class Names(ast.NodeVisitor):
                 *zip(reversed(names), reversed(arguments.defaults), strict=False)
             ]
             defaults += zip([entry.arg for entry in arguments.kwonlyargs], arguments.kw_defaults, strict=True)
-            given = {name: (default, scope.parent) for name, default in defaults if default is not None}
-            given |= {name: (part, caller) for name, part in zip(names, call.args, strict=False)}
-            given |= {str(word.arg): (word.value, caller) for word in call.keywords}
+            values = {name: (default, scope.parent) for name, default in defaults if default is not None}
+            values |= {name: (part, caller) for name, part in zip(names, call.args, strict=False)}
+            values |= {str(word.arg): (word.value, caller) for word in call.keywords}
         for entry in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-            node, origin = given.get(entry.arg, (None, None))
+            node, origin = values.get(entry.arg, (None, None))
             scope.bind(entry.arg, node, origin)
         for extra in filter(None, (arguments.vararg, arguments.kwarg)):
             scope.bind(extra.arg, None)
@@ -267,8 +267,8 @@ class Names(ast.NodeVisitor):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
             function = next((entry for entry, _ in self._functions if entry.name == name), None)
             if name in _PASSING:
-                given = [*node.args, *(word.value for word in node.keywords if word.arg == "model")]
-                nodes = [(given[0], scope, None)] if given else []
+                models = [*node.args, *(word.value for word in node.keywords if word.arg == "model")]
+                nodes = [(models[0], scope, None)] if models else []
             elif isinstance(node.func, ast.Attribute) and name in _PASSING_METHODS:
                 nodes = [(node.func.value, scope, None)]
             elif function is not None and isinstance(node.func, ast.Name):

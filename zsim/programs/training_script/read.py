@@ -30,7 +30,7 @@ _MODEL = re.compile(
     r"(AutoModelFor|\w+For)(CausalLM|ConditionalGeneration|ImageTextToText|SpeechSeq2Seq|Seq2SeqLM)"
     r"|AutoModelForVision2Seq"
 )
-_OTHER_MODEL = re.compile(r"AutoModel\w*|\w+For[A-Z]\w+")
+_OTHER_MODEL = re.compile(r"AutoModel\w*|\w+For[A-Z]\w+|Fast(Language|Vision|)Model")
 # Objects -> (their arguments, as TRL's keys), None for arguments of other names.
 _LORA = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_dora": "use_dora",
@@ -53,7 +53,8 @@ _TRAINED = {key: key for key in ("max_seq_length", "max_length", "max_prompt_len
 _PLACED = ("auto", "balanced", "balanced_low_0", "sequential", {"": 0}, {"": "cuda:0"})
 # Arguments of trainers and methods of their arguments that change a step in ways that zsim does not read.
 _REFUSED = ("optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "model_init")
-_RESET = re.compile("set_(training|optimizer|dataloader)")
+_RESET = re.compile("set_(training|optimizer|dataloader)|exec|globals")
+_DTYPES = ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half")
 _RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables that a launcher sets
 # Cells of another language, and lines of a notebook that are commands of a shell or its own.
 _OTHER_CELL = re.compile(r"\s*%%(bash|sh|script|writefile|file|html|javascript|js|latex|markdown|R|sql)\b")
@@ -118,7 +119,7 @@ def _notebook(path: Path) -> ast.Module:
 
 def _parse_cell(text: str, where: str) -> list[ast.stmt]:
     """The statements of a cell, where commands of a shell and of the notebook do nothing."""
-    for code in (text, re.sub(_COMMAND, _without_command, text)):
+    for code in (text, re.sub(_COMMAND, _erase_command, text)):
         try:
             return ast.parse(code).body
         except SyntaxError as error:
@@ -128,7 +129,7 @@ def _parse_cell(text: str, where: str) -> list[ast.stmt]:
     raise InputError(f"{where}: {reason}")
 
 
-def _without_command(match: re.Match[str]) -> str:
+def _erase_command(match: re.Match[str]) -> str:
     return f"{match[1]}pass" + "\n" * match[0].count("\n")
 
 
@@ -145,7 +146,7 @@ class _Script(ast.NodeVisitor):
         self.declared: set[str] = set()
         self.names = Names(tree, self.value)
         self.scope = self.names.module
-        self.scope.known["__name__"] = "__main__"
+        self.scope.cache["__name__"] = "__main__"
         self.lengths: list[Any] = []
         self.values: dict[str, Any] = {}
         self.configs: list[str] = []
@@ -153,7 +154,7 @@ class _Script(ast.NodeVisitor):
         self.trainers: list[str] = []
         self.models: list[tuple[ast.expr | None, Scope]] = []
         self.loads: dict[ast.Call, tuple[Scope, Unknown | None]] = {}
-        self.preparation: bool | None = None
+        self.preparation: Any = None
         self.checkpointing: dict[str, Any] = {}
         self.is_placed = False
         self.condition: Unknown | None = None
@@ -211,7 +212,8 @@ class _Script(ast.NodeVisitor):
         elif name in _LOADS:
             self.loads[node] = (self.scope, self.condition)
         elif name == "prepare_model_for_kbit_training":
-            self.preparation = fields.get("use_gradient_checkpointing", True) is not False
+            self.take(fields, {})
+            self.preparation = fields.get("use_gradient_checkpointing", True)
         elif name in ("gradient_checkpointing_enable", "gradient_checkpointing_disable"):
             kwargs = fields.get("gradient_checkpointing_kwargs", fields.get("0"))
             is_on = name.endswith("enable") and not self.checkpointing and self.condition is None
@@ -226,7 +228,12 @@ class _Script(ast.NodeVisitor):
                 node.lineno, "torch.compile: zsim reads torch_compile=True of the arguments alone"
             )
         elif _RESET.fullmatch(name) or (name == "replace" and node.keywords):
-            raise self.lack(node.lineno, f"{name}: zsim does not follow how it changes arguments")
+            raise self.lack(node.lineno, f"{name}: zsim does not follow what it changes")
+        elif name in ("to", "half", "bfloat16", "float") and isinstance(node.func, ast.Attribute):
+            is_cast = name != "to" or any(f"torch.{value}" in _DTYPES for value in fields.values())
+            calls = self.names.calls(node.func.value, self.scope) if is_cast else None
+            if calls and all(_last_name(call.func) in _LOADS for call in calls):
+                raise self.lack(node.lineno, f"{name}: zsim reads the model's dtype where it is loaded alone")
         elif getattr(self.scope.get(name), "text", "") == _OWN_TRAINER:
             raise self.lack(node.lineno, f"{name}: is {_OWN_TRAINER}, whose loss zsim does not read")
 
@@ -258,13 +265,9 @@ class _Script(ast.NodeVisitor):
             made = None if calls is None or made is None else [*made, *calls]
         is_certain = made is not None and all(call in self.loads for call in made)
         if not is_certain or made is None:
-            made = [
-                call
-                for call in self.loads
-                if _OTHER_MODEL.fullmatch(_owner(call)) or _owner(call) in _UNSLOTH
-            ]
+            made = [call for call in self.loads if _OTHER_MODEL.fullmatch(_owner(call))]
         merged: dict[str, Any] = {}
-        for number, call in enumerate(made):
+        for call in made:
             scope, self.condition = self.loads[call]
             owner, fields = _owner(call), self.built(call, scope)
             is_reward = owner.endswith("ForSequenceClassification") and fields.get("num_labels") == 1
@@ -279,7 +282,7 @@ class _Script(ast.NodeVisitor):
             fields["use_unsloth"] = owner in _UNSLOTH or None
             keys = {*fields, *merged} - {LINE}
             merged = {
-                key: fields.get(key) if not number or fields.get(key) == merged.get(key) else unknown
+                key: fields.get(key) if not merged or fields.get(key) == merged.get(key) else unknown
                 for key in sorted(keys)
             }
             self.take(fields, {})
@@ -338,7 +341,7 @@ class _Script(ast.NodeVisitor):
         if isinstance(node, ast.ClassDef):
             if any(_TRAINER.fullmatch(_last_name(base)) for base in node.bases):
                 return Unknown(_OWN_TRAINER, node.lineno)
-            return self.known(
+            return self.strip_changes(
                 {
                     ast.unparse(target): self.value(entry.value, scope)
                     for entry in node.body
@@ -347,16 +350,17 @@ class _Script(ast.NodeVisitor):
                 }
             )
         value = evaluate(node, scope, partial(self.built, scope=scope))
-        if isinstance(value, Unknown):
-            is_dtype = value.text in ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half")
-            return value.text[6:] if is_dtype else Unknown(value.text, value.line or node.lineno)
-        return self.known(value)
+        if isinstance(value, Unknown) and not value.line:
+            value = Unknown(value.text, node.lineno)
+        return self.strip_changes(value)
 
-    def known(self, value: Any) -> Any:
+    def strip_changes(self, value: Any) -> Any:
+        if isinstance(value, Unknown) and value.text in _DTYPES:
+            return value.text[6:]
         if not isinstance(value, dict):
             return value
         changes = self.names.changed_outside if CLASS in value else self.names.changed
-        return {key: changes.get(key) or self.known(part) for key, part in value.items()}
+        return {key: changes.get(key) or self.strip_changes(part) for key, part in value.items()}
 
     def built(self, node: ast.Call, scope: Scope) -> Any:
         """The arguments of a call by name, or its value where it is a constant."""
@@ -379,7 +383,9 @@ class _Script(ast.NodeVisitor):
                 return unknown
         if name == "parse_args":
             return (
-                unknown if node.keywords or arguments not in ([], [[]], [""]) else self.known(self.arguments)
+                unknown
+                if node.keywords or arguments not in ([], [[]], [""])
+                else self.strip_changes(self.arguments)
             )
         made = scope.get(text)
         if isinstance(made, dict) and CLASS not in made and text[:1].isupper():
@@ -420,8 +426,8 @@ class _Script(ast.NodeVisitor):
             raise self.lack(change.line, f"zsim does not follow '{change.text}'")
         trainer = kinds.pop().removesuffix("Trainer").lower()
         self.load(trainer)
-        if self.preparation:
-            self.values["gradient_checkpointing"] = True
+        if self.preparation:  # or unknown
+            self.values["gradient_checkpointing"] = self.preparation
             self.values.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": True})
         self.values |= self.checkpointing
         is_plain = trainer in ("", "seq2seq")
@@ -465,7 +471,7 @@ class _Script(ast.NodeVisitor):
             else:
                 file.note("prepare_model_for_kbit_training: zsim has its fp32 under DDP with 4 bits alone")
         if loose := sorted({*self.flags} - self.declared):
-            file.note(f"--{', --'.join(loose)}: without effect, for the script declares no such flag")
+            file.note(f"--{', --'.join(loose)}: not read, for the script's argparse declares no such flag")
         return file
 
 
