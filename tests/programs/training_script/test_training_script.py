@@ -233,6 +233,16 @@ def test_preparation_is_for_4_bits_under_ddp(tmp_path: Path) -> None:
     )
     found = read_text(tmp_path, f"a = LoraConfig()\n{text}", "train.py")
     assert there(found.training.lora).preparation is None
+    text = f"a = LoraConfig()\n{text}".replace(")\nprep", ", load_in_4bit=True)\nprep")
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n"
+        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    )
+    command = f"accelerate launch --config_file {tmp_path}/fsdp.yaml {tmp_path}/train.py"
+    launched = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert there(launched.training.lora).quantized == "nf4"
+    assert there(launched.training.lora).preparation == "none"
     assert "prepare_model_for_kbit_training: zsim" in notes_of(found)
 
 

@@ -114,6 +114,10 @@ def read_launch(launch: Launch) -> TrainingFile:
         _add_accelerate(file, launch)
     else:
         _add_machines(file, launch)
+    prepared = "training.lora.preparation"  # of a script, which does not know its launcher's engine
+    if file.settings.get(prepared) == "peft" and file.settings.get("strategy.kind") != "ddp":
+        file.settings[prepared] = "none"
+        file.note("prepare_model_for_kbit_training: zsim has its fp32 under DDP with 4 bits alone")
     read_environment(file, launch.variables)
     for note in launch.notes:
         file.note(note)
