@@ -49,7 +49,8 @@ shows the experiment that it means, and `zsim explain KEY` says what a key of th
   working folder; models among the presets and in the Hub's local cache. Nothing is downloaded.
 - oumi's YAML is read as the keys of TRL that it makes of its own, and EasyR1's as verl's of other names.
 - A Python script or notebook that makes `TrainingArguments` or a config of TRL's in its code is read as text
-  and never run, as the keys of TRL. What it computes from more than constants must be given.
+  and never run, as the keys of TRL. What it computes from more than constants, and names that have more than
+  one value, must be given.
 - YAML is read as PyYAML reads it: the last of two equal keys counts (with a note), anchors are followed,
   `${a.b}` is the value at `a.b`.
 

@@ -45,8 +45,9 @@ def unknown_in(value: Any) -> Unknown | None:
     """The unknown part of a value, or of the first of its parts that is. The result of a call is."""
     if isinstance(value, dict) and CLASS in value:
         return Unknown(f"{value[CLASS]}(...)", value.get(LINE, 0))
-    if isinstance(value, list):
-        return next(filter(None, map(unknown_in, value)), None)
+    if isinstance(value, list | dict):
+        entries = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(unknown_in, entries)), None)
     return value if isinstance(value, Unknown) else None
 
 

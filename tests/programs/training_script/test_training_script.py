@@ -18,6 +18,17 @@ SFT = (
     f"model = {MODEL}args = SFTConfig({ARGUMENTS}, max_length=2048)\n"
     "SFTTrainer(model=model, args=args, train_dataset=data).train()\n"
 )
+ADAPTED = SFT.replace("args=args", "args=args, peft_config=a")
+BATCH = SFT.replace("batch_size=2", "batch_size=batch")
+PLAIN = f"model = {MODEL}Trainer(model, TrainingArguments({ARGUMENTS}))\n"
+
+
+def notebook(*sources: object) -> str:
+    return json.dumps({"cells": [{"cell_type": "code", "source": source} for source in sources]})
+
+
+def indented(text: str) -> str:
+    return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def test_what_a_script_builds_is_read(tmp_path: Path) -> None:
@@ -44,7 +55,8 @@ def test_adapters_have_pefts_defaults_and_its_preparation(tmp_path: Path) -> Non
     """LoraConfig's rank is 8. `prepare_model_for_kbit_training` checkpoints and casts what stays."""
     text = (
         "bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)\n"
-        f"model = {MODEL}model = prepare_model_for_kbit_training(model)\n"
+        f"model = {MODEL.replace(')', ', quantization_config=bnb)')}"
+        "model = prepare_model_for_kbit_training(model)\n"
         "model = get_peft_model(model, LoraConfig(target_modules=['q_proj'], task_type='CAUSAL_LM'))\n"
         f"tokenizer(x, max_length=512)\nTrainer(model, TrainingArguments({ARGUMENTS}))\n"
     )
@@ -61,7 +73,7 @@ def test_names_classes_and_declared_arguments_have_values(tmp_path: Path) -> Non
         "    if args.adapters:\n        config = LoraConfig(r=4)\n"
         "    train = SFTConfig(per_device_train_batch_size=Settings.batch * 2,\n"
         "        max_length=settings['length'],\n"
-        "        gradient_accumulation_steps=args.steps, bf16=torch.cuda.is_bf16_supported())\n"
+        "        gradient_accumulation_steps=args.steps, bf16=torch.cuda.is_available())\n"
         f"    SFTTrainer({MODEL.strip()}, args=train)\n"
         "class Settings:\n    batch: int = 3\n"
         "settings = {'length': int(os.environ.get('LENGTH', '4096'))}\n"
@@ -109,9 +121,175 @@ def test_what_is_not_followed_must_be_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"batch = 2\nbatch *= 4\n{BATCH}", "training.micro_batch_size"),
+        (f"batch = 4\nbatch, steps = 16, 2\n{BATCH}", "training.micro_batch_size"),
+        (f"batch = 4\nfor batch in sizes:\n    pass\n{BATCH}", "training.micro_batch_size"),
+        (f"batch = 4\nif fast():\n    batch = 8\n{BATCH}", "training.micro_batch_size"),
+        (f"batch = 4\ndef change():\n    global batch\n    batch = 8\n{BATCH}", "training.micro_batch_size"),
+        (
+            f"batch = 4\ndef train(batch=16):\n{indented(BATCH)}fire.Fire(train)\n",
+            "training.micro_batch_size",
+        ),
+        (
+            f"def train(batch):\n{indented(BATCH)}train(2)\ntrain(4)\n",
+            "training.micro_batch_size",
+        ),
+        (
+            "class Sizes:\n    batch = 4\nsizes = Sizes()\nsizes.batch = 16\n"
+            + BATCH.replace("=batch", "=sizes.batch"),
+            "training.micro_batch_size",
+        ),
+        (
+            "kw = dict(per_device_train_batch_size=8)\nother = kw\nother['per_device_train_batch_size'] = 1\n"
+            + SFT.replace("per_device_train_batch_size=2", "**kw"),
+            "training.micro_batch_size",
+        ),
+        (
+            SFT.replace("SFTTrainer", "args.per_device_train_batch_size = 16\nSFTTrainer"),
+            "training.micro_batch_size",
+        ),
+        (f"{SFT}trainer.args.gradient_checkpointing = False\n", "training.activation_checkpointing"),
+        (f"{SFT}model.gradient_checkpointing_disable()\n", "training.activation_checkpointing"),
+        (f"a = LoraConfig(r=8)\na.r = 64\n{ADAPTED}", "training.lora.rank"),
+        (f"tokenizer(x, max_length=4096)\ntokenizer(y, max_length=64)\n{PLAIN}", "training.sequence_length"),
+        (
+            f"tokenizer(x, max_length=longest())\ntokenizer(y, max_length=64)\n{PLAIN}",
+            "training.sequence_length",
+        ),
+        (SFT.replace("bf16=True", "bf16=not torch.backends.mps.is_available()"), "training.precision"),
+        (SFT.replace("bf16=True", "bf16=torch.cuda.is_bf16_supported()"), "training.precision"),
+        (
+            SFT.replace("bf16=True", "gradient_checkpointing_kwargs={'use_reentrant': f()}"),
+            "training.checkpoint_is_reentrant",
+        ),
+        (BATCH.replace("=batch", "=16 // int(os.environ.get('WORLD_SIZE', 1))"), "training.micro_batch_size"),
+        (
+            f"model = {MODEL}prepare_model_for_kbit_training(model, use_gradient_checkpointing=f())\n"
+            + SFT.replace(f"model = {MODEL}", ""),
+            "training.activation_checkpointing",
+        ),
+        (f"model = load()\n{SFT.replace('model = ', 'teacher = ')}", "model"),
+        (SFT.replace("from_pretrained", "from_config"), "model"),
+        (f"{SFT}model = AutoModelForCausalLM.from_pretrained('gpt2')\n", "model"),
+    ],
+)
+def test_what_has_more_than_one_value_is_asked_for(tmp_path: Path, text: str, key: str) -> None:
+    with pytest.raises(InputError, match=f"does not follow .* give --set {key}=VALUE"):
+        read_text(tmp_path, text, "train.py", model=None)
+
+
+def test_a_functions_names_are_its_own_and_its_one_call_binds_its_parameters(tmp_path: Path) -> None:
+    text = (
+        "batch = 2\ndef evaluate():\n    batch = 1\n"
+        f"def train(batch, steps=4):\n{indented(BATCH)}train(batch=16)\n"
+    )
+    assert read_text(tmp_path, text, "train.py").training.micro_batch_size == 16
+
+
+def test_what_is_built_and_not_used_is_not_read(tmp_path: Path) -> None:
+    text = f"b = BitsAndBytesConfig(load_in_4bit=True)\na = LoraConfig() if False else None\n{ADAPTED}"
+    assert read_text(tmp_path, text, "train.py").training.lora is None
+    adapted = read_text(tmp_path, text.replace("False", "True"), "train.py").training.lora
+    assert there(adapted).quantized is None
+
+
+def test_the_model_is_the_trainers(tmp_path: Path) -> None:
+    """Through functions that hand it on, and by its name in TRL's short form."""
+    text = f"teacher = AutoModelForCausalLM.from_pretrained('meta-llama/Llama-3.1-70B')\n{SFT}"
+    assert read_text(tmp_path, text, "train.py", model=None).model == "llama-3.1-8b"
+    inside = f"def load():\n    return {MODEL.strip()}, 1\nmodel, tokenizer = load()\n"
+    text = SFT.replace(f"model = {MODEL}", inside + "model = get_peft_model(model, LoraConfig())\n")
+    assert read_text(tmp_path, text, "train.py", model=None).model == "llama-3.1-8b"
+    text = SFT.replace("model=model", "model='Qwen/Qwen2.5-7B-Instruct'").replace(f"model = {MODEL}", "")
+    assert read_text(tmp_path, text, "train.py", model=None).model == "qwen2.5-7b"
+
+
+def test_speech_and_reward_models_are_read(tmp_path: Path) -> None:
+    text = PLAIN.replace("CausalLM", "SpeechSeq2Seq").replace(
+        "meta-llama/Llama-3.1-8B", "openai/whisper-small"
+    )
+    assert read_text(tmp_path, text, "train.py", model=None).model == "whisper-small"
+    text = SFT.replace("SFT", "Reward").replace("CausalLM", "SequenceClassification")
+    text = text.replace("torch_dtype", "num_labels=1, torch_dtype")
+    assert read_text(tmp_path, text, "train.py", model=None).model == "llama-3.1-8b"
+
+
+def test_a_flag_that_stores_false_is_true_without_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "parser.add_argument('--no_lora', dest='lora', action='store_false')\noptions = parser.parse_args()\n"
+        f"a = LoraConfig() if options.lora else None\n{ADAPTED}"
+    )
+    for flag, has_adapter in (("", True), (" --no_lora", False)):
+        command = f"torchrun {tmp_path}/train.py{flag}"
+        found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+        assert (found.training.lora is not None) == has_adapter
+
+
+def test_preparation_is_for_4_bits_under_ddp(tmp_path: Path) -> None:
+    text = f"model = {MODEL}prepare_model_for_kbit_training(model)\n" + ADAPTED.replace(
+        f"model = {MODEL}", ""
+    )
+    found = read_text(tmp_path, f"a = LoraConfig()\n{text}", "train.py")
+    assert there(found.training.lora).preparation is None
+    text = f"a = LoraConfig()\n{text}".replace(")\nprep", ", load_in_4bit=True)\nprep")
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n"
+        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    )
+    command = f"accelerate launch --config_file {tmp_path}/fsdp.yaml {tmp_path}/train.py"
+    launched = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert there(launched.training.lora).quantized == "nf4"
+    assert there(launched.training.lora).preparation == "none"
+    assert "prepare_model_for_kbit_training: zsim" in notes_of(found)
+
+
+@pytest.mark.parametrize("command", ["python {}", "CUDA_VISIBLE_DEVICES=0 python3 -u {}", "run.sh"])
+def test_a_command_may_be_the_script_alone(tmp_path: Path, command: str) -> None:
+    (tmp_path / "train.py").write_text(SFT)
+    (tmp_path / "run.sh").write_text("CUDA_VISIBLE_DEVICES=0 python train.py\n")
+    command = f"{tmp_path}/run.sh" if command == "run.sh" else command.format(f"{tmp_path}/train.py")
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert (found.model, found.training.micro_batch_size) == ("llama-3.1-8b", 2)
+
+
+def test_a_launchs_variables_are_the_scripts_and_other_flags_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BATCH.replace("=batch", "=int(os.environ.get('BS', 2))"))
+    command = f"BS=16 torchrun {tmp_path}/train.py --per_device_train_batch_size 3"
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert found.training.micro_batch_size == 16
+    assert "--per_device_train_batch_size: not read" in notes_of(found)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"if fast():\n    a = LoraConfig()\n{SFT}", r"line 2: LoraConfig: depends on 'fast\("),
+        (
+            f"if fast():\n    get_peft_model(x, LoraConfig())\n{SFT}",
+            r"line 2: LoraConfig: depends on 'fast\(",
+        ),
+        (
+            f"a = None\nif fast():\n    a = LoraConfig()\n{ADAPTED}",
+            "line 6: 'a': zsim simulates the adapters",
+        ),
+        (f"a = PrefixTuningConfig()\n{ADAPTED}", "PrefixTuningConfig: zsim simulates the adapters of a Lora"),
+        (f"a = LoraConfig(r=4)\nget_peft_model(m, LoraConfig())\n{ADAPTED}", "one adapter, found two"),
+        (f"exec(text)\n{SFT}", "exec: zsim does not follow what it changes"),
+        (f"model = {MODEL.strip()}.to(torch.float32)\n{SFT}", "to: zsim reads the model's dtype where"),
+        (f"model = {MODEL}model = torch.compile(model)\n{SFT}", "torch.compile: zsim reads"),
+        (f"p.requires_grad = False\n{SFT}", "line 1: requires_grad: zsim does not follow which"),
+        (f"model.requires_grad_(False)\n{SFT}", "line 1: requires_grad_: zsim does not follow which"),
+        (SFT.replace("args=args", "args=args, optimizers=(Adafactor(x), None)"), "optimizers: zsim does not"),
+        (SFT.replace("bfloat16)", "bfloat16, quantization_config=HqqConfig())"), "simulate 'HqqConfig"),
+        (
+            SFT.replace("SFTTrainer(", "args = replace(args, bf16=False)\nSFTTrainer("),
+            "replace: zsim does not",
+        ),
+        (f"setattr(args, key, 4)\n{SFT}", r"line 1: zsim does not follow 'setattr\(args, key, 4\)'"),
+        (SFT.replace("max_length=2048", "**load()"), r"does not follow 'load\(\)'"),
+        (f"kw = dict(bf16=True)\nkw.update(x)\n{SFT.replace('bf16=True', '**kw')}", "does not follow 'kw'"),
         (
             f"class Mine(SFTTrainer):\n    x = 1\n{SFT.replace('SFTTrainer', 'Mine')}",
             "Mine: is a trainer of the",
@@ -123,8 +301,8 @@ def test_what_is_not_followed_must_be_given(tmp_path: Path) -> None:
         (SFT.replace("AutoModelForCausalLM", "ViTForImageClassification"), "not simulate ViTForImage"),
         (SFT.replace("AutoModelForCausalLM", "FastLanguageModel"), "use_unsloth"),
         (f"{SFT}other = SFTConfig()\n", "makes 2 of SFTConfig"),
-        (f"a = LoraConfig(use_dora=True)\n{SFT}", "DoRA"),
-        (f"a = LoraConfig(r=8, layers_to_transform=[1])\n{SFT}", "lora_layers_to_transform"),
+        (f"a = LoraConfig(use_dora=True)\n{ADAPTED}", "DoRA"),
+        (f"a = LoraConfig(r=8, layers_to_transform=[1])\n{ADAPTED}", "lora_layers_to_transform"),
         (SFT.replace("max_length=2048", "**more"), r"does not follow 'more'"),
     ],
 )
@@ -140,6 +318,10 @@ def test_another_job_is_refused(tmp_path: Path, text: str, words: str) -> None:
         ("print(1)\n", "train.py", r"expected a script that makes TrainingArguments.*found none"),
         ("{}", "train.ipynb", "is no notebook"),
         ("cells", "train.ipynb", "is no notebook"),
+        (notebook(None), "train.ipynb", "cell 1: source: expected text"),
+        (notebook([1, 2]), "train.ipynb", "cell 1: source: expected text"),
+        (notebook("x = 1\n!ls\nx = = 2\n"), "train.ipynb", "cell 1: line 3: is not Python"),
+        (notebook(BATCH), "train.ipynb", "cell 1, line 2: per_device_train_batch_size"),
         (f"x = {'+'.join(['y'] * 700)}\n{SFT}", "train.py", "nested too deeply"),
         (SFT.replace("batch_size=2", "batch_size=4 // 0"), "train.py", "does not follow '4 // 0'"),
     ],
@@ -155,6 +337,8 @@ def test_a_notebook_is_its_cells(tmp_path: Path) -> None:
         {"cell_type": "code", "source": ["!pip install \\\n  trl \\\n  peft\n%time\n", SFT]},
     ]
     cells.append({"cell_type": "code", "source": ["%%writefile x.py\n", "for it is no code of this\n"]})
+    commands = ("out = !ls\n", "?model\n", "model?\n", "n = (3\n  % 2)\n", "y = '''\n%foo\n'''\n")
+    cells += [{"cell_type": "code", "source": text} for text in commands]
     found = read_text(tmp_path, json.dumps({"cells": cells}), "train.ipynb")
     assert found.training.sequence_length == 2048
     assert "names neither deepspeed nor fsdp" in notes_of(found)

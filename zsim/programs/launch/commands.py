@@ -145,7 +145,7 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     if started and (started[0].endswith(".py") or (started[0] in _PRIME_RL and "@" in words)):
         words = [*words[:begin], "python", *words[begin:]]
     index = next((n for n in range(begin, len(words)) if _is_launcher(words[n], words[n + 1 : n + 2])), None)
-    is_own = any(makes_arguments(Path(word)) for word in words if word.endswith(".py"))
+    is_own = any(script_path(word, where) for word in words)
     if index is None or (is_command_line(words) and not is_own):
         return None
     variables = {**variables, **dict(word.partition("=")[::2] for word in words[:index] if "=" in word)}
@@ -160,11 +160,18 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
         if rest[:1] and rest[0] in _TORCH_MODULES:
             options, rest = _options(rest[1:])
             launcher = "torchrun"
-        elif len(rest) < 2:
+        elif len(rest) < 2 and not (rest and script_path(rest[0], where)):
             return None
     if not rest or not (rest[0].endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*", rest[0])):
         return None
     return Launch(where, launcher, options, rest[0], rest[1:], variables)
+
+
+def script_path(word: str, where: str) -> Path | None:
+    """The script that a word names, where it is here and makes its arguments in code."""
+    paths = (Path(where).parent / word, Path(word)) if word.endswith(".py") else ()
+    path = next(filter(Path.is_file, paths), None)
+    return path if path is not None and makes_arguments(path) else None
 
 
 def _launcher_flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

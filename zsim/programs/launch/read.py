@@ -31,6 +31,7 @@ from zsim.programs.launch.commands import (
     Launch,
     accelerate_flag,
     flag_values,
+    script_path,
     section_of,
 )
 from zsim.programs.litgpt.program import PROGRAM as LITGPT
@@ -38,7 +39,7 @@ from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.torchtitan.read import read_torchtitan
 from zsim.programs.trainer.program import PROGRAM as TRAINER
-from zsim.programs.training_script.read import makes_arguments, read_script
+from zsim.programs.training_script.read import read_script
 from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
@@ -113,6 +114,10 @@ def read_launch(launch: Launch) -> TrainingFile:
         _add_accelerate(file, launch)
     else:
         _add_machines(file, launch)
+    prepared = "training.lora.preparation"  # of a script, which does not know its launcher's engine
+    if file.settings.get(prepared) == "peft" and file.settings.get("strategy.kind") != "ddp":
+        file.settings[prepared] = "none"
+        file.note("prepare_model_for_kbit_training: zsim has its fp32 under DDP with 4 bits alone")
     read_environment(file, launch.variables)
     for note in launch.notes:
         file.note(note)
@@ -375,9 +380,8 @@ def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, 
 
 def _code_of(launch: Launch, values: Mapping[str, Any]) -> TrainingFile | None:
     """The settings of a script that is here and makes its arguments in code, or None."""
-    paths = (launch.folder / launch.target, Path(launch.target))
-    path = next((path for path in paths if path.suffix == ".py" and path.is_file()), None)
-    return None if path is None or not makes_arguments(path) else read_script(path, values)
+    path = script_path(launch.target, launch.where)
+    return None if path is None else read_script(path, values, launch.variables)
 
 
 def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:

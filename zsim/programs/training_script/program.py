@@ -17,7 +17,7 @@ class TrainingScript(TrainingProgram):
     suffixes = (".py", ".ipynb")
 
     def recognises(self, source: ProgramSource) -> bool:
-        return source.suffix in self.suffixes
+        return len(source.words) == 1 and source.suffix in self.suffixes
 
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.training_script.read import read_script

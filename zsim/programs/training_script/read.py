@@ -11,11 +11,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.python_text import CLASS, LINE, Unknown, evaluate, parse_python, unknown_in
+from zsim.programs.training_script.names import Names, Scope
 from zsim.programs.trl.keys import KEYS, SILENT
 from zsim.programs.trl.read import read_values
 from zsim.programs.trl.rollout import ROLLOUTS
@@ -25,9 +27,10 @@ from zsim.specs.formats.config_file import TrainingFile
 _CONFIG = re.compile(r"(Seq2Seq)?TrainingArguments|(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward)Config")
 _TRAINER = re.compile(r"(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward|Seq2Seq|)Trainer")
 _MODEL = re.compile(
-    r"(AutoModelFor|\w+For)(CausalLM|ConditionalGeneration|ImageTextToText)|AutoModelForVision2Seq"
+    r"(AutoModelFor|\w+For)(CausalLM|ConditionalGeneration|ImageTextToText|SpeechSeq2Seq|Seq2SeqLM)"
+    r"|AutoModelForVision2Seq"
 )
-_OTHER_MODEL = re.compile(r"AutoModel\w*|\w+For[A-Z]\w+")
+_OTHER_MODEL = re.compile(r"AutoModel\w*|\w+For[A-Z]\w+|Fast(Language|Vision|)Model")
 # Objects -> (their arguments, as TRL's keys), None for arguments of other names.
 _LORA = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_dora": "use_dora",
@@ -48,28 +51,37 @@ _LOADED = {
 }  # fmt: skip
 _TRAINED = {key: key for key in ("max_seq_length", "max_length", "max_prompt_length", "packing", "beta")}
 _PLACED = ("auto", "balanced", "balanced_low_0", "sequential", {"": 0}, {"": "cuda:0"})
-_TRUE_CALLS = ("is_bfloat16_supported", "is_bf16_supported", "is_available")  # on GPUs of today
+# Arguments of trainers and methods of their arguments that change a step in ways that zsim does not read.
+_REFUSED = ("optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "model_init")
+_RESET = re.compile("set_(training|optimizer|dataloader)|exec|globals")
+_DTYPES = ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half")
+_RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables that a launcher sets
+# Cells of another language, and lines of a notebook that are commands of a shell or its own.
+_OTHER_CELL = re.compile(r"\s*%%(bash|sh|script|writefile|file|html|javascript|js|latex|markdown|R|sql)\b")
+_COMMAND = re.compile(r"(?m)^([ \t]*)(?:(?:[\w, ]+=[ \t]*)?[!%](?:.*\\\n)*.*|\?.*|[\w.]+\?{1,2}[ \t]*)$")
+_CELL_LINES = 10**6  # what a cell's number is multiplied by in the numbers of its lines
+_LOADS = ("from_pretrained", "from_config")
 _SETTINGS = {"model_name_or_path": "model", "load_in_4bit": "training.lora.quantized"}
 _OWN_TRAINER = "a trainer of the script's own"
-_DECLARED = "parse_args()"  # the arguments of argparse, among the names
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 
 
-def read_script(path: Path, flags: Mapping[str, Any] | None = None) -> TrainingFile:
-    """The settings in a script. `flags` are those behind it, for those that its argparse declares.
+def read_script(
+    path: Path, flags: Mapping[str, Any] | None = None, variables: Mapping[str, str] | None = None
+) -> TrainingFile:
+    """The settings in a script. `flags` are those behind it, for those that its argparse declares, and
+    `variables` the environment's.
 
     Raises InputError for a script without arguments of the Trainer's, NotSimulatedError for what it does
     besides, and for conditions on which it depends and that are not constants.
     """
-    tree = parse_python(path, _notebook(path) if path.suffix == ".ipynb" else None)
-    names = _Script(path, flags or {}, {}, is_taking=False)  # a function may stand before what it uses
+    tree = _notebook(path) if path.suffix == ".ipynb" else parse_python(path)
     try:
-        names.visit(tree)
-        script = _Script(path, flags or {}, names.names, is_taking=True)
+        script = _Script(path, tree, flags or {}, variables or {})
         script.visit(tree)
+        return script.read()
     except RecursionError:
         raise InputError(f"{path}: has an expression that is nested too deeply to be read") from None
-    return script.read()
 
 
 def makes_arguments(path: Path) -> bool:
@@ -82,7 +94,7 @@ def makes_arguments(path: Path) -> bool:
     return is_made and re.search(r"(Hf|H4)ArgumentParser|TrlParser", text) is None
 
 
-def _notebook(path: Path) -> str:
+def _notebook(path: Path) -> ast.Module:
     """The Python of a notebook's cells. Raises InputError for another JSON."""
     try:
         content = parse_json(read_text(path), path)
@@ -91,178 +103,312 @@ def _notebook(path: Path) -> str:
     cells = content.get("cells") if isinstance(content, dict) else None
     if not isinstance(cells, list):
         raise InputError(f"{path}: is no notebook: it has no cells")
-    code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
-    texts = ["".join(cell.get("source", ())) for cell in code]
-    texts = [text for text in texts if not re.match(r"\s*%%(bash|sh|script|writefile|file|html)", text)]
-    # commands of a shell and of the notebook, with the lines that continue them
-    return re.sub(r"(?m)^([ \t]*)[!%](?:.*\\\n)*.*$", r"\1pass", "\n".join(texts))
+    statements: list[ast.stmt] = []
+    for number, cell in enumerate(cells, 1):
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        source = cell.get("source")
+        lines = [source] if isinstance(source, str) else source
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise InputError(f"{path}: cell {number}: source: expected text, or a list of it")
+        if not re.match(_OTHER_CELL, text := "".join(lines)):
+            body = ast.Module(_parse_cell(text, f"{path}: cell {number}"), [])
+            statements += ast.increment_lineno(body, number * _CELL_LINES).body
+    return ast.Module(statements, [])
+
+
+def _parse_cell(text: str, where: str) -> list[ast.stmt]:
+    """The statements of a cell, where commands of a shell and of the notebook do nothing."""
+    for code in (text, re.sub(_COMMAND, _erase_command, text)):
+        try:
+            return ast.parse(code).body
+        except SyntaxError as error:
+            reason = f"line {error.lineno}: is not Python: {error.msg}"
+        except (ValueError, RecursionError) as error:
+            reason = f"is not Python: {error}"
+    raise InputError(f"{where}: {reason}")
+
+
+def _erase_command(match: re.Match[str]) -> str:
+    return f"{match[1]}pass" + "\n" * match[0].count("\n")
 
 
 class _Script(ast.NodeVisitor):
-    """The values that a script's names have, and the objects that it builds."""
+    """The objects that a script builds and that decide how a step runs."""
 
     def __init__(
-        self, path: Path, flags: Mapping[str, Any], names: dict[str, Any], *, is_taking: bool
+        self, path: Path, tree: ast.Module, flags: Mapping[str, Any], variables: Mapping[str, str]
     ) -> None:
         self.path = path
-        self.names = {"__name__": "__main__", _DECLARED: {}, **names}
         self.flags = flags
-        self.is_taking = is_taking
-        self.lengths: set[int] = set()
+        self.variables = variables
+        self.arguments: dict[str, Any] = {}
+        self.declared: set[str] = set()
+        self.names = Names(tree, self.value)
+        self.scope = self.names.module
+        self.scope.cache["__name__"] = "__main__"
+        self.lengths: list[Any] = []
         self.values: dict[str, Any] = {}
         self.configs: list[str] = []
+        self.adapters: list[Any] = []
         self.trainers: list[str] = []
-        self.preparation: bool | None = None
+        self.models: list[tuple[ast.expr | None, Scope]] = []
+        self.loads: dict[ast.Call, tuple[Scope, Unknown | None]] = {}
+        self.preparation: Any = None
+        self.checkpointing: dict[str, Any] = {}
         self.is_placed = False
         self.condition: Unknown | None = None
+        for node, scope in self.names.declared:
+            self.declare(node, scope)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        values = {
-            ast.unparse(entry.targets[0] if isinstance(entry, ast.Assign) else entry.target): self.value(
-                entry.value
-            )
-            for entry in node.body
-            if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value is not None
-        }
-        is_trainer = any(_TRAINER.fullmatch(_last_name(base)) for base in node.bases)
-        self.names[node.name] = Unknown(_OWN_TRAINER, node.lineno) if is_trainer else values
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        outer, self.scope = self.scope, self.names.scopes[node]
+        self.generic_visit(node)
+        self.scope = outer
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr == "requires_grad" and isinstance(node.ctx, ast.Store):
+            raise self.lack(node.lineno, "requires_grad: zsim does not follow which parameters train")
         self.generic_visit(node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self.assign(node.targets, node.value)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.assign([node.target], node.value)
-
-    def assign(self, targets: list[ast.expr], node: ast.expr) -> None:
-        """Keep the value of names. One with two values has none."""
-        value = self.value(node)
-        for target in targets:
-            if isinstance(target, ast.Name):
-                before = self.names.get(target.id, value)
-                is_new = isinstance(before, Unknown) and before.text != target.id
-                self.names[target.id] = (
-                    value if is_new or before == value else Unknown(target.id, node.lineno)
-                )
-        self.visit(node)
-
-    def visit_If(self, node: ast.If) -> None:
-        test, outer = self.value(node.test), self.condition
-        test = unknown_in(test) or test
-        if isinstance(test, Unknown):
-            self.condition = test
-        for statement in (
-            [*node.body, *node.orelse] if isinstance(test, Unknown) else node.body if test else node.orelse
-        ):
+    def visit_If(self, node: ast.If | ast.IfExp) -> None:
+        test, outer = self.value(node.test, self.scope), self.condition
+        self.visit(node.test)
+        unknown = unknown_in(test)
+        body, orelse = (part if isinstance(part, list) else [part] for part in (node.body, node.orelse))
+        self.condition = unknown or outer
+        for statement in [*body, *orelse] if unknown else body if test else orelse:
             self.visit(statement)
         self.condition = outer
 
+    visit_IfExp = visit_If
+
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        name = _last_name(node.func)
-        if name == "add_argument":
-            self.declare(node)
-        if not self.is_taking:
-            return
-        owner = _last_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-        if "tokenize" in name.lower() and isinstance(length := self.built(node).get("max_length"), int):
-            self.lengths.add(length)
+        name, fields = _last_name(node.func), self.built(node, self.scope)
+        fields = fields if isinstance(fields, dict) else {}
+        if "tokenize" in name.lower() and fields.get("max_length") is not None:
+            self.lengths.append(fields["max_length"])
         if _CONFIG.fullmatch(name):
             self.configs.append(name)
-            self.take(node, None)
-        elif name in ("LoraConfig", "BitsAndBytesConfig") or _TRAINER.fullmatch(name):
-            if name.endswith("Trainer"):
-                self.trainers.append(name)
-            self.take(node, {"LoraConfig": _LORA, "BitsAndBytesConfig": _QUANTISED}.get(name, _TRAINED))
-        elif name == "from_pretrained" and "model_name_or_path" in self.values:
-            return  # a model of another purpose, such as one to merge adapters with
-        elif name == "from_pretrained" and (_MODEL.fullmatch(owner) or owner in _UNSLOTH):
-            self.values["use_unsloth"] = owner in _UNSLOTH or None
-            self.is_placed = self.built(node).get("device_map") in _PLACED
-            self.take(node, _LOADED)
-        elif name == "from_pretrained" and _OTHER_MODEL.fullmatch(owner):
-            raise self.lack(node.lineno, f"zsim does not simulate {owner} of scripts yet")
+            if len(node.args) > 1:
+                raise self.lack(node.lineno, f"{name}: zsim reads its arguments by name alone")
+            self.take(fields, None)
+        elif _TRAINER.fullmatch(name):
+            self.trainers.append(name)
+            self.take(fields, _TRAINED)
+            for key in _REFUSED:
+                if fields.get(key) not in (None, [None, None]):
+                    raise self.lack(node.lineno, f"{key}: zsim does not read what {name} is told by it")
+            words = [word.value for word in node.keywords if word.arg == "model"]
+            self.models.append((next(iter((*words, *node.args[:1])), None), self.scope))
+            self.add_adapter(fields.get("peft_config"), node.lineno)
+        elif name in ("get_peft_model", "add_adapter"):
+            adapter = fields.get("1", fields.get("0") if name == "add_adapter" else None)
+            adapter = fields.get("peft_config", fields.get("adapter_config", adapter))
+            self.add_adapter(adapter, node.lineno)
+        elif name in _LOADS:
+            self.loads[node] = (self.scope, self.condition)
         elif name == "prepare_model_for_kbit_training":
-            self.preparation = self.built(node).get("use_gradient_checkpointing", True) is not False
-        elif name == "gradient_checkpointing_enable":
-            self.values["gradient_checkpointing"] = True
-        elif getattr(self.names.get(name), "text", "") == _OWN_TRAINER:
+            self.take(fields, {})
+            self.preparation = fields.get("use_gradient_checkpointing", True)
+        elif name in ("gradient_checkpointing_enable", "gradient_checkpointing_disable"):
+            kwargs = fields.get("gradient_checkpointing_kwargs", fields.get("0"))
+            is_on = name.endswith("enable") and not self.checkpointing and self.condition is None
+            unknown = Unknown(ast.unparse(node)[:60], node.lineno)
+            self.checkpointing["gradient_checkpointing"] = True if is_on else unknown
+            if kwargs is not None:
+                self.checkpointing["gradient_checkpointing_kwargs"] = kwargs
+        elif name == "requires_grad_":
+            raise self.lack(node.lineno, f"{name}: zsim does not follow which parameters train")
+        elif fields.get(CLASS) == "torch.compile":
+            raise self.lack(
+                node.lineno, "torch.compile: zsim reads torch_compile=True of the arguments alone"
+            )
+        elif _RESET.fullmatch(name) or (name == "replace" and node.keywords):
+            raise self.lack(node.lineno, f"{name}: zsim does not follow what it changes")
+        elif name in ("to", "half", "bfloat16", "float") and isinstance(node.func, ast.Attribute):
+            is_cast = name != "to" or any(f"torch.{value}" in _DTYPES for value in fields.values())
+            calls = self.names.calls(node.func.value, self.scope) if is_cast else None
+            if calls and all(_last_name(call.func) in _LOADS for call in calls):
+                raise self.lack(node.lineno, f"{name}: zsim reads the model's dtype where it is loaded alone")
+        elif getattr(self.scope.get(name), "text", "") == _OWN_TRAINER:
             raise self.lack(node.lineno, f"{name}: is {_OWN_TRAINER}, whose loss zsim does not read")
 
+    def add_adapter(self, config: Any, line: int) -> None:
+        """Take the adapter that a model or trainer is given. Raises NotSimulatedError for all but LoRA."""
+        if config is None or config in self.adapters:
+            return
+        name = str(config[CLASS]) if isinstance(config, dict) and CLASS in config else ""
+        if name.rpartition(".")[2] != "LoraConfig":
+            what = name or f"'{config.text}'" if isinstance(config, Unknown) else name or str(config)
+            raise self.lack(line, f"{what}: zsim simulates the adapters of a LoraConfig alone")
+        if self.adapters:
+            raise self.lack(line, "LoraConfig: zsim simulates one adapter, found two")
+        self.adapters.append(config)
+        self.values |= {"use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+        self.take(config, _LORA)
+
+    def load(self, trainer: str) -> None:
+        """Take what the trained model is loaded by: what all calls agree on that may have made it."""
+        made: list[ast.Call] | None = []
+        for node, scope in self.models:
+            name = None if node is None else self.value(node, scope)
+            if isinstance(name, str):
+                self.values["model_name_or_path"] = name
+                continue
+            calls = self.names.calls(node, scope)
+            if calls is not None:  # without those of branches that are not taken
+                calls = [call for call in calls if call in self.loads or _last_name(call.func) not in _LOADS]
+            made = None if calls is None or made is None else [*made, *calls]
+        is_certain = made is not None and all(call in self.loads for call in made)
+        if not is_certain or made is None:
+            made = [call for call in self.loads if _OTHER_MODEL.fullmatch(_owner(call))]
+        merged: dict[str, Any] = {}
+        for call in made:
+            scope, self.condition = self.loads[call]
+            owner, fields = _owner(call), self.built(call, scope)
+            is_reward = owner.endswith("ForSequenceClassification") and fields.get("num_labels") == 1
+            if not (_MODEL.fullmatch(owner) or owner in _UNSLOTH or (is_reward and trainer == "reward")):
+                if not is_certain:
+                    continue
+                raise self.lack(call.lineno, f"zsim does not simulate {owner} of scripts yet")
+            unknown = Unknown(ast.unparse(call)[:60], call.lineno)
+            if _last_name(call.func) == "from_config" or not is_certain:
+                fields = {key: value for key, value in fields.items() if key != "0"}
+                fields["pretrained_model_name_or_path"] = unknown
+            fields["use_unsloth"] = owner in _UNSLOTH or None
+            keys = {*fields, *merged} - {LINE}
+            merged = {
+                key: fields.get(key) if not merged or fields.get(key) == merged.get(key) else unknown
+                for key in sorted(keys)
+            }
+            self.take(fields, {})
+        self.condition = None
+        self.values["use_unsloth"] = merged.get("use_unsloth")
+        self.is_placed = merged.get("device_map") in _PLACED
+        quantised = merged.get("quantization_config")
+        if isinstance(quantised, dict) and str(quantised.get(CLASS)).endswith("BitsAndBytesConfig"):
+            self.take(quantised, _QUANTISED)
+        elif quantised is not None:
+            text = getattr(unknown_in(quantised), "text", str(quantised))
+            raise self.lack(made[0].lineno, f"quantization_config: zsim does not simulate '{text}'")
+        self.take(merged, _LOADED)
+
     def lack(self, line: int, text: str) -> NotSimulatedError:
-        return NotSimulatedError(f"{self.path}: line {line}: {text}; write an experiment file")
+        return NotSimulatedError(f"{self.path}: {_place(line)}: {text}; write an experiment file")
 
-    def declare(self, node: ast.Call) -> None:
-        """Take the default of an argument of argparse."""
-        fields = self.built(node)
-        words = [str(fields[key]).lstrip("-").replace("-", "_") for key in fields if key.isdecimal()]
-        name = str(fields.get("dest") or max(words, key=len, default=""))
-        default = Unknown(f"--{name}", node.lineno) if fields.get("required") is True else None
-        default = fields.get("default", False if fields.get("action") == "store_true" else default)
-        said = next((self.flags[word] for word in words if word in self.flags), default)
-        if isinstance(self.names[_DECLARED].get(name, Unknown("", 0)), Unknown):  # the first of two of a name
-            self.names[_DECLARED][name] = said
+    def declare(self, node: ast.Call, scope: Scope) -> None:
+        """Take the default of an argument of argparse, or the flag's value."""
+        fields = self.built(node, scope)
+        words = [str(fields[key]) for key in fields if key.isdecimal()]
+        flags = [word.lstrip("-").replace("-", "_") for word in words]
+        name = str(fields.get("dest") or max(flags, key=len, default=""))
+        action = fields.get("action", "store")
+        unknown = Unknown(f"--{name}", node.lineno)
+        is_on = {"store_true": True, "store_false": False}.get(str(action))
+        is_open = fields.get("required") is True or not all(word.startswith("-") for word in words)
+        is_open |= "**" in fields or (action != "store" and is_on is None)
+        value = fields.get("default", unknown if is_open else None if is_on is None else not is_on)
+        self.declared.update(flags)
+        for flag in flags:
+            if flag in self.flags:
+                value = self.flags[flag] if is_on is None else is_on
+                value = unknown if action != "store" and is_on is None else value
+        if name in self.arguments and self.arguments[name] != value:
+            value = unknown
+        self.arguments[name] = value
 
-    def take(self, node: ast.Call, keys: Mapping[str, str] | None) -> None:
+    def take(self, fields: Mapping[str, Any], keys: Mapping[str, str] | None) -> None:
         """Take the arguments of an object that decides how a step runs, by `keys` or as they are called."""
+        name, line = str(fields.get(CLASS)), int(fields.get(LINE, 0))
         if self.condition is not None:
-            name, test = _last_name(node.func), self.condition.text
-            raise self.lack(node.lineno, f"{name}: depends on '{test}', which zsim does not follow")
-        if _last_name(node.func) == "LoraConfig":
-            self.values |= {"use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
-        for name, value in self.built(node).items():
-            key = name if keys is None else keys.get(name)
-            if keys is _LORA and key is None and name not in (*_IDLE_LORA, CLASS, LINE):
-                key = f"lora_{name}"
-            if name == "**":
-                raise self.lack(node.lineno, f"zsim does not follow '{value.text}'")
+            text = self.condition.text
+            raise self.lack(line, f"{name}: depends on '{text}', which zsim does not follow")
+        for argument, value in fields.items():
+            key = argument if keys is None else keys.get(argument)
+            if keys is _LORA and key is None and argument not in (*_IDLE_LORA, CLASS, LINE):
+                key = f"lora_{argument}"
+            if argument == "**":
+                raise self.lack(line, f"zsim does not follow '{value.text}'")
             if key not in (None, CLASS, LINE) and not str(key).isdecimal() and value is not None:
                 self.values[key] = value
 
-    def value(self, node: ast.expr) -> Any:
-        value = evaluate(node, self.names, self.built)
-        text = value.text if isinstance(value, Unknown) else ""
-        return (
-            text[6:] if text in ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half") else value
-        )
+    def value(self, node: Any, scope: Scope) -> Any:
+        """The value of a node, without those of its attributes and keys that are written to elsewhere."""
+        if isinstance(node, ast.ClassDef):
+            if any(_TRAINER.fullmatch(_last_name(base)) for base in node.bases):
+                return Unknown(_OWN_TRAINER, node.lineno)
+            return self.strip_changes(
+                {
+                    ast.unparse(target): self.value(entry.value, scope)
+                    for entry in node.body
+                    if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value is not None
+                    for target in (entry.targets if isinstance(entry, ast.Assign) else [entry.target])
+                }
+            )
+        value = evaluate(node, scope, partial(self.built, scope=scope))
+        if isinstance(value, Unknown) and not value.line:
+            value = Unknown(value.text, node.lineno)
+        return self.strip_changes(value)
 
-    def built(self, node: ast.Call) -> Any:
+    def strip_changes(self, value: Any) -> Any:
+        if isinstance(value, Unknown) and value.text in _DTYPES:
+            return value.text[6:]
+        if not isinstance(value, dict):
+            return value
+        changes = self.names.changed_outside if CLASS in value else self.names.changed
+        return {key: changes.get(key) or self.strip_changes(part) for key, part in value.items()}
+
+    def built(self, node: ast.Call, scope: Scope) -> Any:
         """The arguments of a call by name, or its value where it is a constant."""
         name, text = _last_name(node.func), ast.unparse(node.func)
-        arguments = [self.value(argument) for argument in node.args]
-        if name in _TRUE_CALLS:
+        arguments = [self.value(argument, scope) for argument in node.args]
+        unknown = Unknown(ast.unparse(node)[:60], node.lineno)
+        if text == "torch.cuda.is_available":
             return True
-        if text in ("os.getenv", "os.environ.get") and len(arguments) == 2:
-            return arguments[1]
+        if text in ("os.getenv", "os.environ.get") and arguments:
+            variable = str(arguments[0])
+            if variable in _RANKS or variable in self.names.changed or isinstance(arguments[0], Unknown):
+                return unknown
+            return self.variables.get(variable, arguments[1] if len(arguments) == 2 else unknown)
         if text in ("int", "float", "str", "Path") and len(arguments) == 1:
             converted = arguments[0]
             convert = {"int": int, "float": float}.get(text, str)
             try:
-                return converted if isinstance(converted, Unknown) else convert(converted)
+                return unknown if unknown_in(converted) else convert(converted)
             except (TypeError, ValueError):
-                return Unknown(ast.unparse(node)[:60], node.lineno)
+                return unknown
         if name == "parse_args":
-            return self.names[_DECLARED]
-        if text in self.names and isinstance(self.names[text], dict) and text[:1].isupper():
-            return self.names[text] | {word.arg: self.value(word.value) for word in node.keywords if word.arg}
+            return (
+                unknown
+                if node.keywords or arguments not in ([], [[]], [""])
+                else self.strip_changes(self.arguments)
+            )
+        made = scope.get(text)
+        if isinstance(made, dict) and CLASS not in made and text[:1].isupper():
+            if node.args or not all(word.arg in made for word in node.keywords):
+                return unknown
+            return made | {str(word.arg): self.value(word.value, scope) for word in node.keywords}
         if name == "get" and len(arguments) == 2 and isinstance(node.func, ast.Attribute):
-            table = self.value(node.func.value)
+            table = self.value(node.func.value, scope)
             if isinstance(table, dict) and CLASS not in table and isinstance(arguments[0], str):
                 return table.get(*arguments)
         if text in ("max", "min") and arguments and all(type(value) is int for value in arguments):
             return (max if text == "max" else min)(arguments)
-        fields: dict[str, Any] = {CLASS: text, LINE: node.lineno}
+        fields: dict[str, Any] = {} if text == "dict" else {CLASS: text, LINE: node.lineno}
         fields |= {str(number): value for number, value in enumerate(arguments)}
         for word in node.keywords:
-            value = self.value(word.value)
+            value = self.value(word.value, scope)
             if word.arg is not None:
                 fields[word.arg] = value
-            elif isinstance(value, dict):
+            elif isinstance(value, dict) and CLASS not in value:
                 fields |= value
             else:
                 fields["**"] = Unknown(ast.unparse(word.value)[:60], node.lineno)
-        return fields
+        return unknown if text == "dict" and (arguments or "**" in fields) else fields
 
     def read(self) -> TrainingFile:
         """The experiment of what was taken."""
@@ -275,15 +421,27 @@ class _Script(ast.NodeVisitor):
             )
         if len(self.configs) > 1:
             raise self.lack(1, f"makes {len(self.configs)} of {self.configs[0]}; zsim reads scripts with one")
+        if None in self.names.changed:
+            change = self.names.changed[None]
+            raise self.lack(change.line, f"zsim does not follow '{change.text}'")
         trainer = kinds.pop().removesuffix("Trainer").lower()
-        if self.preparation:
-            self.values["gradient_checkpointing"] = True
+        self.load(trainer)
+        if self.preparation:  # or unknown
+            self.values["gradient_checkpointing"] = self.preparation
             self.values.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": True})
+        self.values |= self.checkpointing
         is_plain = trainer in ("", "seq2seq")
         if is_plain:
-            length = self.lengths.pop() if len(self.lengths) == 1 else None
+            lengths = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
+            texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in lengths]
+            several = Unknown(", ".join(texts), 1)
+            length = lengths[0] if len(lengths) == 1 else several if lengths else None
             defaults = {"bf16": False, "gradient_checkpointing": False, "max_length": length}
             self.values = {**defaults, **self.values}
+        for word, change in self.names.changed_outside.items():
+            key = word if word in KEYS else (_LORA if self.adapters else {}).get(str(word))
+            if key is not None:
+                self.values[key] = change
         idle = ("num_train_epochs", *(() if trainer in ("sft", *ROLLOUTS) else ("beta", "loss_type")))
         missing = {}
         for key, value in self.values.items():
@@ -297,7 +455,7 @@ class _Script(ast.NodeVisitor):
             reason = f"{key}: zsim does not follow '{unknown.text}'"
             if not setting:
                 raise self.lack(unknown.line, reason)
-            missing[setting] = f"line {unknown.line}: {reason}: give --set {setting}=VALUE"
+            missing[setting] = f"{_place(unknown.line)}: {reason}: give --set {setting}=VALUE"
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing
@@ -307,8 +465,23 @@ class _Script(ast.NodeVisitor):
                 "device_map: one process, so one GPU; zsim does not simulate layers that are spread over more"
             )
         if self.preparation is not None:
-            file.settings["training.lora.preparation"] = "peft"
+            is_ddp = file.settings.get("strategy.kind") == "ddp"
+            if is_ddp and "4" in str(file.settings.get("training.lora.quantized", "")):
+                file.settings["training.lora.preparation"] = "peft"
+            else:
+                file.note("prepare_model_for_kbit_training: zsim has its fp32 under DDP with 4 bits alone")
+        if loose := sorted({*self.flags} - self.declared):
+            file.note(f"--{', --'.join(loose)}: not read, for the script's argparse declares no such flag")
         return file
+
+
+def _owner(node: ast.Call) -> str:
+    return _last_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+
+
+def _place(line: int) -> str:
+    cell, line = divmod(line, _CELL_LINES)
+    return f"cell {cell}, line {line}" if cell else f"line {line}"
 
 
 def _last_name(node: ast.expr) -> str:
