@@ -460,9 +460,12 @@ def test_a_hybrid_engine_generates_a_micro_batch_after_the_other() -> None:
 
 def test_a_hybrid_engine_holds_gathered_weights_for_the_rollout_alone() -> None:
     """The cache has 4 sequences of the cap. ZeRO-2's weights are whole, and nothing is gathered."""
-    for stage, weights in ((3, hybrid().model.weight_bytes), (2, 0)):
+    for stage, weights, bucket in ((3, hybrid().model.weight_bytes, 10**9), (2, 0, 0)):
         job = hybrid(stage)
-        memory = memory_by_phase(job, phase_times(job, simulator()))
+        times = phase_times(job, simulator())
+        memory = memory_by_phase(job, times)
+        assert times.weight_sync == (sync_seconds(job) if stage == 3 else 0.0)
+        assert memory["weight_sync"].by_category["bucket"] == bucket
         assert memory["rollout"].by_category["rollout_weights"] == weights
         assert memory["training"].by_category["rollout_weights"] == 0
         assert job.cache_bytes == 4 * 2048 * job.model.cache_bytes_per_token

@@ -17,7 +17,7 @@ from zsim.plan.memory.capacity import usable_bytes
 from zsim.plan.ops import MODEL_STATES
 from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
-from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes, parameter_bytes
+from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes, parameter_bytes, shares_weights
 from zsim.workflows.rollout.limits import ENGINE_OVERHEAD
 
 ENGINE = ("rollout_weights", "kv_cache", "engine")
@@ -55,8 +55,9 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     actor = {"actor": sum(_kept(job, states).values())}
     critic = {**times.critic_peak, **actor, **{n: size for n, size in others.items() if n != "critic"}}
     update = max(({**update, **others}, critic), key=lambda sizes: sum(sizes.values()))
+    shares = shares_weights(job, states)
     engine = {
-        "rollout_weights": _rollout_weights(job, states["parameters"]),
+        "rollout_weights": 0 if shares else job.model.weight_bytes,
         "kv_cache": job.cache_bytes,
         "engine": ENGINE_OVERHEAD,
     }
@@ -74,7 +75,7 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
         }  # fmt: skip
     remnant = {**_kept(job, states), **others}
     weights = {"parameters": states["parameters"], "rollout_weights": engine["rollout_weights"]}
-    bucket = {"bucket": int(job.sync.bucket_bytes), "engine": ENGINE_OVERHEAD}
+    bucket = {"bucket": 0 if shares else int(job.sync.bucket_bytes), "engine": ENGINE_OVERHEAD}
     return {
         "rollout": PhaseMemory({**remnant, **engine}),
         **own_passes,
@@ -129,13 +130,6 @@ def _kept(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
     names = ("parameters", "gradients") * (not job.offloads.parameters)
     names += ("optimizer_states",) * (not job.offloads.optimizer)
     return {name: states.get(name, 0) for name in names}
-
-
-def _rollout_weights(job: RlJob, shard_bytes: int) -> int:
-    """A GPU's weights of an engine beside the trainer's, which a hybrid engine has itself unless they are
-    shards."""
-    is_whole = shard_bytes >= parameter_bytes(job.update_job) * job.update_job.model.numel
-    return 0 if job.limits.has_static_batches and is_whole else job.model.weight_bytes
 
 
 def _shard_bytes(job: RlJob, shard_bytes: int) -> int:
