@@ -360,6 +360,7 @@ def test_an_engine_on_gpus_of_its_own_fits_with_the_share_that_its_framework_has
     assert result.verdicts["rollout"].word == "fits"
     full = simulate_rl(experiment(**asked, rollout={"gpu_memory_utilization": 0.99}), simulator())
     (sentence,) = full.remedies
+    assert full.phase_capacity_bytes("rollout") == full.job.cluster.gpu.memory.capacity
     share = float(sentence.partition("gpu_memory_utilization = ")[2])
     mended = simulate_rl(experiment(**asked, rollout={"gpu_memory_utilization": share}), simulator())
     assert (full.verdicts["rollout"].word, mended.verdicts["rollout"].word) == ("does not fit", "fits")

@@ -145,7 +145,8 @@ class RlResult(Displayable):
         if name != "rollout":
             return self.capacity_bytes
         engine, capacity = engine_bytes(self.memory["rollout"]), self.job.cluster.gpu.memory.capacity
-        return round(engine + (capacity - engine) * self.capacity_bytes / capacity)
+        room = max(0, capacity - engine) * self.capacity_bytes / capacity
+        return min(capacity, round(engine + room))
 
     @property
     def host_capacity_bytes(self) -> int:
