@@ -51,7 +51,8 @@ def rollout_columns(result: RlResult) -> dict[str, Any]:
     """Columns of the whole step, over those of the trainer's update."""
     job, step = result.job, result.step
     low, high = result.step_seconds_range
-    fullest = max(result.memory.values(), key=lambda phase: phase.total)
+    capacities = {name: result.phase_capacity_bytes(name) for name in result.memory}
+    fullest = max(capacities, key=lambda name: result.memory[name].total / capacities[name])
     return {
         "nodes": -(-job.total_gpus // job.cluster.gpus_per_node),
         "gpus": job.total_gpus,
@@ -63,8 +64,8 @@ def rollout_columns(result: RlResult) -> dict[str, Any]:
         "tokens_per_second_per_gpu": result.tokens_per_second_per_gpu,
         "fits": result.fits,
         **verdict_content(result.verdict),
-        "gpu_peak_bytes": fullest.total,
-        "gpu_capacity_bytes": result.capacity_bytes,
+        "gpu_peak_bytes": result.memory[fullest].total,
+        "gpu_capacity_bytes": capacities[fullest],
         "limit": max(result.exposed_seconds, key=lambda name: result.exposed_seconds[name]),
         **{f"rl.{name}_seconds": seconds for name, seconds in result.phases_seconds.items()},
         **{

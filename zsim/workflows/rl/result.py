@@ -276,6 +276,7 @@ class RlResult(Displayable):
             "fits": self.fits,
             **verdict_content(self.verdict),
             "capacity_bytes": self.capacity_bytes,
+            "capacity_bytes_by_phase": {name: self.phase_capacity_bytes(name) for name in self.memory},
             "verdicts_by_phase": {
                 name: verdict_content(phase_verdict) for name, phase_verdict in self.verdicts.items()
             },
