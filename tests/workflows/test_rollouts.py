@@ -473,6 +473,21 @@ def test_a_hybrid_engine_holds_gathered_weights_for_the_rollout_alone() -> None:
         assert memory["training"].by_category["kv_cache"] == job.cache_bytes
 
 
+def test_a_hybrid_engine_that_does_not_fit_names_what_can_help() -> None:
+    """Its cache has as many sequences as a batch, and takes no part of the memory. While one of actor and
+    critic is trained, states of the other can leave."""
+    asked = hybrid().experiment
+    result = simulate_rl(change_experiment(asked, {"rl.rollout.max_num_seqs": 2000}), simulator())
+    sentences = {text.partition(" needs")[0]: text for text in result.remedies}
+    assert "a smaller rl.rollout.max_num_seqs" in sentences["rollout"]
+    assert "gpu_memory_utilization" not in sentences["rollout"]
+    for key in ("optimizer", "parameters"):
+        assert f"rl.offload.{key} = true" in sentences["training"]
+        changes = {"rl.rollout.max_num_seqs": 2000, f"rl.offload.{key}": True}
+        mended = simulate_rl(change_experiment(asked, changes), simulator())
+        assert mended.memory["training"].total < result.memory["training"].total
+
+
 def test_a_critic_that_is_not_offloaded_stays_beside_the_actor() -> None:
     """As large as the actor it has as many states, in the rollout and while the actor is trained."""
     offload = {"parameters": False, "optimizer": False}

@@ -172,17 +172,20 @@ def _host_switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
 def _switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
     kept = phase.by_category
     switches = []
-    if name == "rollout":
+    if name == "rollout" and job.limits.has_static_batches:
+        switches += ["a smaller rl.rollout.max_num_seqs"] * (job.limits.max_num_seqs > 1)
+    elif name == "rollout":
         capacity, remnant = job.cluster.gpu.memory.capacity, phase.total - engine_bytes(phase)
         share = 1 - remnant / usable_bytes(job.cluster) - kept.get("engine", 0) / capacity
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
     if kept.get("reference"):
         switches.append('rl.reference = "host"')
-    if job.is_colocated and name != "training":
+    waits = bool(kept.get("actor") or kept.get("critic"))  # one while the other is trained
+    if job.is_colocated and (waits or name != "training"):
         if kept.get("optimizer_states") and not job.offloads.optimizer:
             switches.append("rl.offload.optimizer = true")
-        if kept.get("parameters") and not job.offloads.parameters and name == "rollout":
+        if kept.get("parameters") and not job.offloads.parameters and name in ("rollout", "training"):
             switches.append("rl.offload.parameters = true")
     if name == _pass_phase(job):
         switches += [f"a smaller {key}" for key in _pass_keys(job)]
