@@ -150,7 +150,7 @@ def test_every_framework_has_what_its_placements_need(name: str) -> None:
     framework = workflow_of(name)
     for placement in framework.placements:
         assert framework.transports[placement] in framework.syncs
-        assert framework.memory_utilization[placement] > 0
+        assert None in framework.engines.values() or framework.memory_utilization[placement] > 0
         assert placement in framework.controllers
     assert framework.sources
 
@@ -399,6 +399,14 @@ def test_an_engine_is_the_one_that_is_said() -> None:
     assert trtllm.limits.reserves_responses
     assert not vllm.limits.reserves_responses
     assert trtllm.pricer().launch_seconds > vllm.pricer().launch_seconds
+
+
+def test_an_engine_has_the_bounds_that_its_framework_gives_it() -> None:
+    """AReaL 4aef98d8 cli_args.py: 256 sequences of vLLM, and SGLang's 32,768 tokens of prompts."""
+    asked = {name: resolved(framework="areal", placement="split", rollout={"engine": name}).limits
+             for name in ("sglang", "vllm")}  # fmt: skip
+    assert (asked["sglang"].max_num_seqs, asked["sglang"].max_num_batched_tokens) == (2048, 32768)
+    assert (asked["vllm"].max_num_seqs, asked["vllm"].max_num_batched_tokens) == (256, 8192)
 
 
 @pytest.mark.parametrize("framework", ["trl", "openrlhf", "prime-rl", "slime"])

@@ -363,12 +363,13 @@ class _Search:
     def _key(self, changes: Mapping[str, Any]) -> str:
         """The layout in options, with the framework's default where neither the changes nor the file say."""
         placement = changes.get("rl.placement", self.table.placement)
-        default = workflow_of(self.table.framework).memory_utilization[placement]
+        default = workflow_of(self.table.framework).memory_utilization.get(placement)
         layout: dict[str, Any] = {"rl.placement": placement}
         if placement != "colocated":
             layout["rl.rollout.gpus"] = self.gpus // 2
         layout["rl.rollout.tensor"] = self.table.rollout.tensor
-        layout["rl.rollout.gpu_memory_utilization"] = default
+        if default is not None:
+            layout["rl.rollout.gpu_memory_utilization"] = default
         stated = {f"rl.rollout.{name}": getattr(self.table.rollout, name)
                   for name in ("gpus", "gpu_memory_utilization")}  # fmt: skip
         for source in (stated, changes):
@@ -392,14 +393,13 @@ def _layout_label(candidate: RolloutCandidate) -> str:
 
 def _layout_cells(candidate: RolloutCandidate) -> list[str]:
     step, job = candidate.result.step, candidate.result.job
-    utilization = (
-        job.table.rollout.gpu_memory_utilization or job.framework.memory_utilization[job.table.placement]
-    )
+    default = job.framework.memory_utilization.get(job.table.placement)
+    utilization = job.table.rollout.gpu_memory_utilization or default
     return [
         candidate.placement,
         "all" if job.is_colocated else f"{job.rollout_gpus:,}",
         f"{job.model.layout.gpus}",
-        "-" if job.limits.has_static_batches else f"{utilization:g}",
+        "-" if utilization is None else f"{utilization:g}",
         format_seconds(candidate.seconds),
         f"{100 * step.busy_training:.0f} %",
         f"{100 * step.busy_rollout:.0f} %",
