@@ -112,6 +112,14 @@ def test_the_best_layout_is_the_fastest_of_those_simulated() -> None:
     assert {one.placement for one in tuned().candidates} == {"colocated", "split", "async"}
 
 
+def test_a_hybrid_engine_that_fits_nowhere_names_what_helps_first() -> None:
+    """It has no part of the memory to try, and "utilization" keeps nothing."""
+    asked = experiment(framework="deepspeed-chat", algorithm="ppo", rollout={"max_num_seqs": 2000})
+    with pytest.raises(InputError, match=r"^no layout fits; rollout needs .*max_num_seqs") as raised:
+        tune_rollout(asked, keep=("engine",), simulator=simulator())
+    assert "utilization" not in str(raised.value)
+
+
 def test_the_text_fits_a_terminal() -> None:
     lines = list(tuned().lines())
     assert max(map(len, lines)) <= 80

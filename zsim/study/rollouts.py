@@ -290,8 +290,8 @@ def tune_rollout(
     search = _Search(experiment, keep, simulator or Simulator())
     search.run()
     if not any(candidate.result.fits for candidate in search.candidates):
-        sentences = [f"{name}: {reason}" for name, reason in search.refused.items()]
-        sentences += [remedy for candidate in search.candidates[:1] for remedy in candidate.result.remedies]
+        sentences = [remedy for candidate in search.candidates[:1] for remedy in candidate.result.remedies]
+        sentences += [f"{name}: {reason}" for name, reason in search.refused.items()]
         raise InputError(f"no layout fits; {'; '.join(sentences[:3])}")
     ordered = sorted(search.candidates, key=lambda candidate: (not candidate.result.fits, candidate.seconds))
     return RolloutTuning(ordered[0].result.headline(), ordered, search.refused, count)
@@ -321,7 +321,8 @@ class _Search:
                 }
             best = self._best(changes, "split", self._splits(placement))
             best = self._best(best, "engine", self._engines())
-            self._best(best, "utilization", [{"rl.rollout.gpu_memory_utilization": x} for x in _UTILIZATIONS])
+            shares = _UTILIZATIONS if framework.memory_utilization else ()
+            self._best(best, "utilization", [{"rl.rollout.gpu_memory_utilization": x} for x in shares])
 
     def _splits(self, placement: str) -> list[dict[str, Any]]:
         if placement == "colocated":
