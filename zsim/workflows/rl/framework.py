@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.experiment.rl import Algorithm, Batching, Placement, Transport
 from zsim.specs.strategy.registry import role_of, workflow_names
-from zsim.workflows.rl.packing import Fill
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
+
+Fill = Literal["first-fit", "padded", "even"]
+"""How samples fill packed micro-batches, see `zsim.workflows.rl.packing.pack`."""
 
 
 @dataclass(frozen=True, slots=True)
