@@ -10,7 +10,14 @@ import pytest
 from tests.workflows.test_loop import experiment, simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.rollouts import RolloutTuning, changed_numbers, resize_rollout, tune_rollout, turned_numbers
+from zsim.study.rollouts import (
+    RolloutTuning,
+    changed_numbers,
+    resize_rollout,
+    rollout_columns,
+    tune_rollout,
+    turned_numbers,
+)
 from zsim.study.scaling.scaling import run_scaling
 from zsim.study.sensitivity.sensitivity import rollout_variations
 from zsim.study.sweep.records import point_record
@@ -32,6 +39,16 @@ def test_a_point_of_a_sweep_is_the_whole_step() -> None:
     assert (row["gpus"], row["rl.rollout_gpus"], row["rl.training_gpus"]) == (8, 2, 6)
     assert row["rl.training_seconds"] == result.phases_seconds["training"]
     assert row["mfu_fraction"] is None
+
+
+def test_a_row_has_the_memory_of_the_phase_nearest_to_its_capacity() -> None:
+    """OpenRLHF's engine takes 0.95 of its GPU, more than a trainer may use, and fits."""
+    result = simulate_rl(experiment(framework="openrlhf", placement="split"), simulator())
+    row, content = rollout_columns(result), result.to_dict()
+    assert row["fits"]
+    assert row["gpu_capacity_bytes"] == content["capacity_bytes_by_phase"]["rollout"]
+    assert content["capacity_bytes"] < row["gpu_peak_bytes"] <= row["gpu_capacity_bytes"]
+    assert row["gpu_peak_bytes"] == content["peak_bytes_by_phase"]["rollout"]["total"]
 
 
 def test_a_point_that_is_no_step_says_why() -> None:
@@ -93,6 +110,14 @@ def test_the_best_layout_is_the_fastest_of_those_simulated() -> None:
     fitting = [one.seconds for one in tuned().candidates if one.result.fits]
     assert tuned().best.seconds == min(fitting)
     assert {one.placement for one in tuned().candidates} == {"colocated", "split", "async"}
+
+
+def test_a_hybrid_engine_that_fits_nowhere_names_what_helps_first() -> None:
+    """It has no part of the memory to try, and "utilization" keeps nothing."""
+    asked = experiment(framework="deepspeed-chat", algorithm="ppo", rollout={"max_num_seqs": 2000})
+    with pytest.raises(InputError, match=r"^no layout fits; rollout needs .*max_num_seqs") as raised:
+        tune_rollout(asked, keep=("engine",), simulator=simulator())
+    assert "utilization" not in str(raised.value)
 
 
 def test_the_text_fits_a_terminal() -> None:

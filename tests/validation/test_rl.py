@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from validation.rl.predict import RowPrediction
 from validation.rl.steps import row_experiment
 from validation.rl.table import RlRow, read_rows
 from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
+from zsim.cost.inference.iteration import ADAPTER_SECONDS
 from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.verl.workflow import PHASES, RELOAD_BANDWIDTH
@@ -138,6 +140,15 @@ def test_verl_has_the_constants_that_calibration_prints() -> None:
     assert round(bandwidth / 1e9) == RELOAD_BANDWIDTH / 1e9
     seconds = calibration.phase_seconds(runs, bandwidth)
     assert {phase: round(value, 1) for phase, value in seconds.items() if value > 0} == PHASES
+
+
+@pytest.mark.slow
+def test_adapters_take_the_python_that_calibration_prints() -> None:
+    """The geometric mean of the same six runs, whatever the constant is from which it starts."""
+    table = Path(calibration.__file__).parent / "offloaded_runs.csv"
+    seconds = calibration.adapter_seconds(read_rows([table]))
+    assert len(seconds) == 6
+    assert round(geometric_mean(seconds.values()), 5) == ADAPTER_SECONDS
 
 
 def test_the_first_benchmarks_of_prime_rl_copy_weights_to_the_host(tmp_path: Path) -> None:

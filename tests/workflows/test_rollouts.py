@@ -150,7 +150,7 @@ def test_every_framework_has_what_its_placements_need(name: str) -> None:
     framework = workflow_of(name)
     for placement in framework.placements:
         assert framework.transports[placement] in framework.syncs
-        assert framework.memory_utilization[placement] > 0
+        assert None in framework.engines.values() or framework.memory_utilization[placement] > 0
         assert placement in framework.controllers
     assert framework.sources
 
@@ -360,6 +360,7 @@ def test_an_engine_on_gpus_of_its_own_fits_with_the_share_that_its_framework_has
     assert result.verdicts["rollout"].word == "fits"
     full = simulate_rl(experiment(**asked, rollout={"gpu_memory_utilization": 0.99}), simulator())
     (sentence,) = full.remedies
+    assert full.phase_capacity_bytes("rollout") == full.job.cluster.gpu.memory.capacity
     share = float(sentence.partition("gpu_memory_utilization = ")[2])
     mended = simulate_rl(experiment(**asked, rollout={"gpu_memory_utilization": share}), simulator())
     assert (full.verdicts["rollout"].word, mended.verdicts["rollout"].word) == ("does not fit", "fits")
@@ -398,6 +399,14 @@ def test_an_engine_is_the_one_that_is_said() -> None:
     assert trtllm.limits.reserves_responses
     assert not vllm.limits.reserves_responses
     assert trtllm.pricer().launch_seconds > vllm.pricer().launch_seconds
+
+
+def test_an_engine_has_the_bounds_that_its_framework_gives_it() -> None:
+    """AReaL 4aef98d8 cli_args.py: 256 sequences of vLLM, and SGLang's 32,768 tokens of prompts."""
+    asked = {name: resolved(framework="areal", placement="split", rollout={"engine": name}).limits
+             for name in ("sglang", "vllm")}  # fmt: skip
+    assert (asked["sglang"].max_num_seqs, asked["sglang"].max_num_batched_tokens) == (2048, 32768)
+    assert (asked["vllm"].max_num_seqs, asked["vllm"].max_num_batched_tokens) == (256, 8192)
 
 
 @pytest.mark.parametrize("framework", ["trl", "openrlhf", "prime-rl", "slime"])
@@ -460,13 +469,31 @@ def test_a_hybrid_engine_generates_a_micro_batch_after_the_other() -> None:
 
 def test_a_hybrid_engine_holds_gathered_weights_for_the_rollout_alone() -> None:
     """The cache has 4 sequences of the cap. ZeRO-2's weights are whole, and nothing is gathered."""
-    for stage, weights in ((3, hybrid().model.weight_bytes), (2, 0)):
+    for stage, weights, bucket in ((3, hybrid().model.weight_bytes, 10**9), (2, 0, 0)):
         job = hybrid(stage)
-        memory = memory_by_phase(job, phase_times(job, simulator()))
+        times = phase_times(job, simulator())
+        memory = memory_by_phase(job, times)
+        assert times.weight_sync == (sync_seconds(job) if stage == 3 else 0.0)
+        assert memory["weight_sync"].by_category["bucket"] == bucket
         assert memory["rollout"].by_category["rollout_weights"] == weights
         assert memory["training"].by_category["rollout_weights"] == 0
         assert job.cache_bytes == 4 * 2048 * job.model.cache_bytes_per_token
         assert memory["training"].by_category["kv_cache"] == job.cache_bytes
+
+
+def test_a_hybrid_engine_that_does_not_fit_names_what_can_help() -> None:
+    """Its cache has as many sequences as a batch, and takes no part of the memory. While one of actor and
+    critic is trained, states of the other can leave."""
+    asked = hybrid().experiment
+    result = simulate_rl(change_experiment(asked, {"rl.rollout.max_num_seqs": 2000}), simulator())
+    sentences = {text.partition(" needs")[0]: text for text in result.remedies}
+    assert "a smaller rl.rollout.max_num_seqs" in sentences["rollout"]
+    assert "gpu_memory_utilization" not in sentences["rollout"]
+    for key in ("optimizer", "parameters"):
+        assert f"rl.offload.{key} = true" in sentences["training"]
+        changes = {"rl.rollout.max_num_seqs": 2000, f"rl.offload.{key}": True}
+        mended = simulate_rl(change_experiment(asked, changes), simulator())
+        assert mended.memory["training"].total < result.memory["training"].total
 
 
 def test_a_critic_that_is_not_offloaded_stays_beside_the_actor() -> None:

@@ -19,6 +19,7 @@ from statistics import fmean, median
 from validation.rl.predict import RowPrediction, measured_phases, predict_rows
 from validation.rl.steps import row_experiment
 from validation.rl.table import RlRow, read_rows
+from zsim.cost.inference.iteration import ADAPTER_SECONDS
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.specs.library import Library
@@ -31,6 +32,7 @@ from zsim.workflows.rl.phases import (
     phase_times,
     reload_seconds,
 )
+from zsim.workflows.rl.result import simulate_rl
 
 _ONE_SENDER = r"checkpoint-engine, |single sender"
 """Notes of broadcasts by buckets from one rank."""
@@ -49,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"validation.rl.calibration: {error}", file=sys.stderr)
         return 2
     predictions = {prediction.row_id: prediction for prediction in predict_rows(rows)}
-    for lines in (_shares(rows), _phases(rows), _lengths(rows), _spreads(predictions, rows)):
+    sections = _shares(rows), _phases(rows), _adapters(rows), _lengths(rows), _spreads(predictions, rows)
+    for lines in sections:
         print(*lines, "", sep="\n")
     return 0
 
@@ -144,6 +147,30 @@ def _phases(rows: Sequence[RlRow]) -> Iterator[str]:
         yield f"  RELOAD_BANDWIDTH {bandwidth / 1e9:.0f}e9"
         for phase, value in phase_seconds(runs, bandwidth).items():
             yield f"  {phase} {value:.1f}"
+
+
+def adapter_seconds(rows: Sequence[RlRow]) -> dict[str, float]:
+    """Seconds of Python of a product's adapters by run: what is simulated, and what the rollout took more,
+    over its iterations and the products of a pass. Launches last longer than kernels there."""
+    simulator, library = Simulator(), Library()
+    seconds = {}
+    for row in rows:
+        measured = measured_phases(row).get("rollout")
+        if row.has_word("lora", "algorithm") and measured:
+            result = simulate_rl(row_experiment(row, library).experiment, simulator)
+            if result.job.serves_adapters:
+                iterations = max(log.iterations for log in result.step.logs)
+                products = iterations * sum(result.job.model.products.values())
+                seconds[row.row_id] = ADAPTER_SECONDS + (measured - result.step.rollout) / products
+    return seconds
+
+
+def _adapters(rows: Sequence[RlRow]) -> Iterator[str]:
+    yield "ADAPTER_SECONDS"
+    if seconds := adapter_seconds(rows):
+        for row_id, value in seconds.items():
+            yield f"  {row_id} {1e3 * value:.2f} ms"
+        yield f"  geometric mean {1e3 * exp(fmean(map(log, seconds.values()))):.2f} ms"
 
 
 def _lengths(rows: Sequence[RlRow]) -> Iterator[str]:

@@ -51,7 +51,8 @@ def rollout_columns(result: RlResult) -> dict[str, Any]:
     """Columns of the whole step, over those of the trainer's update."""
     job, step = result.job, result.step
     low, high = result.step_seconds_range
-    fullest = max(result.memory.values(), key=lambda phase: phase.total)
+    capacities = {name: result.phase_capacity_bytes(name) for name in result.memory}
+    fullest = max(capacities, key=lambda name: result.memory[name].total / capacities[name])
     return {
         "nodes": -(-job.total_gpus // job.cluster.gpus_per_node),
         "gpus": job.total_gpus,
@@ -63,8 +64,8 @@ def rollout_columns(result: RlResult) -> dict[str, Any]:
         "tokens_per_second_per_gpu": result.tokens_per_second_per_gpu,
         "fits": result.fits,
         **verdict_content(result.verdict),
-        "gpu_peak_bytes": fullest.total,
-        "gpu_capacity_bytes": result.capacity_bytes,
+        "gpu_peak_bytes": result.memory[fullest].total,
+        "gpu_capacity_bytes": capacities[fullest],
         "limit": max(result.exposed_seconds, key=lambda name: result.exposed_seconds[name]),
         **{f"rl.{name}_seconds": seconds for name, seconds in result.phases_seconds.items()},
         **{
@@ -289,8 +290,8 @@ def tune_rollout(
     search = _Search(experiment, keep, simulator or Simulator())
     search.run()
     if not any(candidate.result.fits for candidate in search.candidates):
-        sentences = [f"{name}: {reason}" for name, reason in search.refused.items()]
-        sentences += [remedy for candidate in search.candidates[:1] for remedy in candidate.result.remedies]
+        sentences = [remedy for candidate in search.candidates[:1] for remedy in candidate.result.remedies]
+        sentences += [f"{name}: {reason}" for name, reason in search.refused.items()]
         raise InputError(f"no layout fits; {'; '.join(sentences[:3])}")
     ordered = sorted(search.candidates, key=lambda candidate: (not candidate.result.fits, candidate.seconds))
     return RolloutTuning(ordered[0].result.headline(), ordered, search.refused, count)
@@ -320,7 +321,8 @@ class _Search:
                 }
             best = self._best(changes, "split", self._splits(placement))
             best = self._best(best, "engine", self._engines())
-            self._best(best, "utilization", [{"rl.rollout.gpu_memory_utilization": x} for x in _UTILIZATIONS])
+            shares = _UTILIZATIONS if framework.memory_utilization else ()
+            self._best(best, "utilization", [{"rl.rollout.gpu_memory_utilization": x} for x in shares])
 
     def _splits(self, placement: str) -> list[dict[str, Any]]:
         if placement == "colocated":
@@ -362,12 +364,13 @@ class _Search:
     def _key(self, changes: Mapping[str, Any]) -> str:
         """The layout in options, with the framework's default where neither the changes nor the file say."""
         placement = changes.get("rl.placement", self.table.placement)
-        default = workflow_of(self.table.framework).memory_utilization[placement]
+        default = workflow_of(self.table.framework).memory_utilization.get(placement)
         layout: dict[str, Any] = {"rl.placement": placement}
         if placement != "colocated":
             layout["rl.rollout.gpus"] = self.gpus // 2
         layout["rl.rollout.tensor"] = self.table.rollout.tensor
-        layout["rl.rollout.gpu_memory_utilization"] = default
+        if default is not None:
+            layout["rl.rollout.gpu_memory_utilization"] = default
         stated = {f"rl.rollout.{name}": getattr(self.table.rollout, name)
                   for name in ("gpus", "gpu_memory_utilization")}  # fmt: skip
         for source in (stated, changes):
@@ -391,14 +394,13 @@ def _layout_label(candidate: RolloutCandidate) -> str:
 
 def _layout_cells(candidate: RolloutCandidate) -> list[str]:
     step, job = candidate.result.step, candidate.result.job
-    utilization = (
-        job.table.rollout.gpu_memory_utilization or job.framework.memory_utilization[job.table.placement]
-    )
+    default = job.framework.memory_utilization.get(job.table.placement)
+    utilization = job.table.rollout.gpu_memory_utilization or default
     return [
         candidate.placement,
         "all" if job.is_colocated else f"{job.rollout_gpus:,}",
         f"{job.model.layout.gpus}",
-        "-" if job.limits.has_static_batches else f"{utilization:g}",
+        "-" if utilization is None else f"{utilization:g}",
         format_seconds(candidate.seconds),
         f"{100 * step.busy_training:.0f} %",
         f"{100 * step.busy_rollout:.0f} %",

@@ -49,12 +49,12 @@ EXPERT_WIDTH_HALF = 450
 """Width of an expert on a rank at which its products reach half of what wide ones do. On H100 the fraction of
 the peak is 0.61, 0.37, 0.33 and 0.24 of experts 7,168, 768, 384 and 192 wide with 512 rows each
 (AIConfigurator's tables)."""
-EAGER_KERNEL_SECONDS = 27e-6
-"""Python of one kernel of an engine without CUDA graphs, about that of transformers' modules on H100: a
+EAGER_KERNEL_SECONDS = 28e-6
+"""Python of one kernel of an engine without CUDA graphs, that of transformers' modules on H100: a
 launch of 6 us, and 22 us beside it (`eager_call` of zsim's frameworks.toml)."""
-ADAPTER_SECONDS = 0.41e-3
-"""The same of the adapters of one product, fitted to seven rollouts, with layers of 1.2 to 2.3 ms, four of
-them and 12 other kernels (verl's LoRA logs, eric-haibin-lin/verl-data math, 7 to 72 billion)."""
+ADAPTER_SECONDS = 0.39e-3
+"""The same of the adapters of one product: the geometric mean of six rollouts, 0.32 to 0.56 ms (verl's LoRA
+logs, eric-haibin-lin/verl-data, 7 to 72 billion), as `python -m validation.rl.calibration` prints it."""
 _HEAD_DTYPE = "bf16"  # see [Note: quantized checkpoints]
 ADAPTER_KERNELS = 3  # of a product's adapters: down, up, and the sum
 GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))

@@ -2,19 +2,20 @@
 
 from math import inf
 
+from zsim.frameworks.megatron.trainer_defaults import DISTRIBUTED_OPTIMIZER
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    DISTRIBUTED_OPTIMIZER,
-    SGLANG_SEQUENCES,
     ControllerRates,
     Offloads,
     RlFramework,
     SyncRates,
     TrainerDefaults,
 )
+from zsim.workflows.rollout.engine import SGLANG_SEQUENCES
 
 SOURCES = {
-    "defaults": "AReaL 4aef98d8 areal/api/cli_args.py and io_struct.py",
+    "defaults": "AReaL 4aef98d8 areal/api/cli_args.py and io_struct.py; it leaves the tokens of an iteration "
+    "to vLLM, whose servers take 8,192 on GPUs of 70 GiB but A100 (0.11 vllm/engine/arg_utils.py)",
     "loop": "areal/infra/staleness_manager.py; running requests stop for new weights and compute their "
     "caches again",
     "syncs": "assumed as verl's broadcasts",
@@ -23,10 +24,8 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="AReaL",
-    engines=("sglang", "vllm"),
+    engines={"sglang": (SGLANG_SEQUENCES, 32768), "vllm": (256, 8192)},
     memory_utilization={"split": 0.9, "async": 0.9},
-    max_num_seqs=SGLANG_SEQUENCES,
-    max_num_batched_tokens=32768,
     transports={"split": "broadcast", "async": "broadcast"},
     syncs={"broadcast": SyncRates(2**30, 0.05e-3, inf, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),

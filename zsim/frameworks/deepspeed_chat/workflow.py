@@ -14,10 +14,8 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="DeepSpeed-Chat",
-    engines=("generate",),
-    memory_utilization={"colocated": 0.6},
-    max_num_seqs=1024,
-    max_num_batched_tokens=32768,
+    engines={"generate": None},
+    memory_utilization={},
     merges_adapters=True,
     keeps_reference=True,
     transports={"colocated": "ipc"},

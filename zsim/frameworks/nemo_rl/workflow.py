@@ -32,10 +32,8 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="NeMo-RL",
-    engines=("vllm", "sglang", "trtllm"),
+    engines={"vllm": (1024, 16384), "sglang": (1024, 16384), "trtllm": (1024, 16384)},
     memory_utilization={"colocated": 0.6, "split": 0.8, "async": 0.8},
-    max_num_seqs=1024,
-    max_num_batched_tokens=16384,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
         "ipc": SyncRates(20e9, 0.05e-3, 22e9, 1.0),

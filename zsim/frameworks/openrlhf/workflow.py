@@ -26,10 +26,8 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="OpenRLHF",
-    engines=("vllm",),
+    engines={"vllm": (256, 8192)},
     memory_utilization={"colocated": 0.5, "split": 0.95, "async": 0.95},
-    max_num_seqs=256,
-    max_num_batched_tokens=8192,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
         "ipc": SyncRates(1e9, SINGLE_TENSOR_SECONDS, 20e9, 0.5),

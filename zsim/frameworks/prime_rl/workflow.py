@@ -21,10 +21,8 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="prime-rl",
-    engines=("vllm",),
+    engines={"vllm": (1024, 8192)},
     memory_utilization={"async": 0.9},
-    max_num_seqs=1024,
-    max_num_batched_tokens=8192,
     transports={"async": "filesystem"},
     syncs={"broadcast": SyncRates(2e9, 0.05e-3, inf, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),

@@ -2,14 +2,14 @@
 
 from math import inf
 
+from zsim.frameworks.megatron.trainer_defaults import DISTRIBUTED_OPTIMIZER
 from zsim.workflows.rl.framework import (
-    DISTRIBUTED_OPTIMIZER,
-    SGLANG_SEQUENCES,
     ControllerRates,
     Offloads,
     RlFramework,
     SyncRates,
 )
+from zsim.workflows.rollout.engine import SGLANG_SEQUENCES
 
 SOURCES = {
     "defaults": "slime 624b824a slime/utils/arguments.py, train.py, train_async.py",
@@ -20,10 +20,8 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="slime",
-    engines=("sglang",),
+    engines={"sglang": (SGLANG_SEQUENCES, 8192)},
     memory_utilization={"colocated": 0.7, "split": 0.85, "async": 0.85},
-    max_num_seqs=SGLANG_SEQUENCES,
-    max_num_batched_tokens=8192,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
         "ipc": SyncRates(512 * 2**20, 0.05e-3, 15e9, 1.0),

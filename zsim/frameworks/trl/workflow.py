@@ -27,10 +27,8 @@ SOURCES = {
 
 WORKFLOW = RlFramework(
     name="TRL",
-    engines=("vllm",),
+    engines={"vllm": (256, 4096)},
     memory_utilization={"colocated": 0.3, "split": 0.9},
-    max_num_seqs=256,
-    max_num_batched_tokens=4096,
     transports={"colocated": "ipc", "split": "broadcast"},
     syncs={
         "ipc": SyncRates(1e9, SINGLE_TENSOR_SECONDS, 20e9, 0.3),

@@ -2,9 +2,9 @@
 
 from math import inf
 
+from zsim.frameworks.megatron.trainer_defaults import DISTRIBUTED_OPTIMIZER
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
-    DISTRIBUTED_OPTIMIZER,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -42,10 +42,8 @@ _FSDP = TrainerDefaults(
 )
 WORKFLOW = RlFramework(
     name="verl",
-    engines=("vllm", "sglang", "trtllm"),
+    engines={"vllm": (256, 8192), "sglang": (256, 8192), "trtllm": (256, 8192)},
     memory_utilization={"colocated": 0.5, "split": 0.5, "async": 0.5},
-    max_num_seqs=256,
-    max_num_batched_tokens=8192,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
         "ipc": SyncRates(2048e6, 0.05e-3, 11e9, 1.0),

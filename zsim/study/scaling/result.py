@@ -498,9 +498,8 @@ def memory(scaling: ScalingResult) -> Figure:
                    for s in runs],
         hoverinfo="text",
     )  # fmt: skip
-    capacity = runs[0].gpu_capacity_bytes if runs else None
-    if capacity:
-        _dashes(figure, "capacity", dict.fromkeys((runs[0].gpus, runs[-1].gpus), capacity / 1e9))
+    if capacities := {s.gpus: s.gpu_capacity_bytes / 1e9 for s in runs if s.gpu_capacity_bytes}:
+        _dashes(figure, "capacity", capacities)
     return _axes(figure, [point.gpus for point in runs], title_text="GB", rangemode="tozero")
 
 

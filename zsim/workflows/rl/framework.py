@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.experiment.rl import Algorithm, Batching, Placement, Transport
 from zsim.specs.strategy.registry import role_of, workflow_names
-from zsim.workflows.rl.packing import Fill
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
+
+Fill = Literal["first-fit", "padded", "even"]
+"""How samples fill packed micro-batches, see `zsim.workflows.rl.packing.pack`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,27 +135,17 @@ class TrainerDefaults:
         ]
 
 
-SGLANG_SEQUENCES = 2048
-"""Sequences of an engine at once where nobody says how many: SGLang's least, up to 4,096 in large caches (0.5
-srt/model_executor/model_runner.py, `max_num_reqs`)."""
-DISTRIBUTED_OPTIMIZER = TrainerDefaults(
-    strategy={"distributed_optimizer": True},
-    expert_strategy={"moe_grouped_gemm": True},
-    expert_parallelism={"dispatcher": "all-to-all"},
-)
-"""Those of trainers with one, whose other keys are left to the user."""
-
-
 @dataclass(frozen=True, slots=True)
 class RlFramework:
     """The defaults and times of a framework of reinforcement learning."""
 
     name: str
-    engines: tuple[str, ...]
-    """Names of `zsim.workflows.rollout.engine.ENGINES`, the default first."""
+    engines: Mapping[str, tuple[int, int] | None]
+    """Names of `zsim.workflows.rollout.engine.ENGINES`, the default first, with the sequences at once and the
+    tokens of an iteration where nobody says how many. None for a hybrid engine, which has the trainer's
+    micro-batches."""
     memory_utilization: Mapping[Placement, float]
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    """Empty where a hybrid engine takes what its batches need."""
     transports: Mapping[Placement, Transport]
     """The transport of new weights that is the default of a placement."""
     syncs: Mapping[Transport, SyncRates]
@@ -213,7 +205,7 @@ class RlFramework:
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        return tuple(self.memory_utilization)
+        return tuple(self.transports)
 
 
 def workflow_of(name: str) -> RlFramework:

@@ -479,10 +479,11 @@ def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
 
 
 def _engine(table: RlTable, framework: RlFramework) -> Engine:
-    name = table.rollout.engine or framework.engines[0]
+    names = [*framework.engines]
+    name = table.rollout.engine or names[0]
     if name not in framework.engines:
-        names = " or ".join(engine for engine in framework.engines if engine != "generate") or "none"
-        raise InputError(f"rl.rollout.engine: {framework.name} has no '{name}'; expected {names}")
+        expected = " or ".join(engine for engine in names if engine != "generate") or "none"
+        raise InputError(f"rl.rollout.engine: {framework.name} has no '{name}'; expected {expected}")
     if (version := table.rollout.engine_version) is not None and name != "vllm":
         raise InputError(
             f"rl.rollout.engine_version: found '{version}' with engine '{name}', whose releases are not told "
@@ -497,7 +498,8 @@ def _limits(
 ) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of its memory."""
     rollout = table.rollout
-    if engine.has_static_batches:
+    batch = framework.engines[engine.name]
+    if batch is None:
         for name in ("gpu_memory_utilization", "max_num_batched_tokens"):
             if (value := getattr(rollout, name)) is not None:
                 raise InputError(
@@ -510,8 +512,8 @@ def _limits(
         model,
         cluster.gpu,
         rollout.gpu_memory_utilization or framework.memory_utilization[table.placement],
-        rollout.max_num_seqs or framework.max_num_seqs,
-        rollout.max_num_batched_tokens or framework.max_num_batched_tokens,
+        rollout.max_num_seqs or batch[0],
+        rollout.max_num_batched_tokens or batch[1],
         prefix_caching=rollout.prefix_caching,
         reserves_responses=engine.reserves_responses,
     )

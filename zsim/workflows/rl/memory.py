@@ -17,7 +17,7 @@ from zsim.plan.memory.capacity import usable_bytes
 from zsim.plan.ops import MODEL_STATES
 from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
-from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes, parameter_bytes
+from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes, parameter_bytes, shares_weights
 from zsim.workflows.rollout.limits import ENGINE_OVERHEAD
 
 ENGINE = ("rollout_weights", "kv_cache", "engine")
@@ -55,8 +55,9 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     actor = {"actor": sum(_kept(job, states).values())}
     critic = {**times.critic_peak, **actor, **{n: size for n, size in others.items() if n != "critic"}}
     update = max(({**update, **others}, critic), key=lambda sizes: sum(sizes.values()))
+    shares = shares_weights(job, states)
     engine = {
-        "rollout_weights": _rollout_weights(job, states["parameters"]),
+        "rollout_weights": 0 if shares else job.model.weight_bytes,
         "kv_cache": job.cache_bytes,
         "engine": ENGINE_OVERHEAD,
     }
@@ -74,7 +75,7 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
         }  # fmt: skip
     remnant = {**_kept(job, states), **others}
     weights = {"parameters": states["parameters"], "rollout_weights": engine["rollout_weights"]}
-    bucket = {"bucket": int(job.sync.bucket_bytes), "engine": ENGINE_OVERHEAD}
+    bucket = {"bucket": 0 if shares else int(job.sync.bucket_bytes), "engine": ENGINE_OVERHEAD}
     return {
         "rollout": PhaseMemory({**remnant, **engine}),
         **own_passes,
@@ -131,13 +132,6 @@ def _kept(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
     return {name: states.get(name, 0) for name in names}
 
 
-def _rollout_weights(job: RlJob, shard_bytes: int) -> int:
-    """A GPU's weights of an engine beside the trainer's, which a hybrid engine has itself unless they are
-    shards."""
-    is_whole = shard_bytes >= parameter_bytes(job.update_job) * job.update_job.model.numel
-    return 0 if job.limits.has_static_batches and is_whole else job.model.weight_bytes
-
-
 def _shard_bytes(job: RlJob, shard_bytes: int) -> int:
     """A GPU's shard of a reference, in 16 bits or the actor's type, cut as the actor's parameters are."""
     numel, size = job.update_job.model.numel, parameter_bytes(job.update_job)
@@ -178,17 +172,20 @@ def _host_switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
 def _switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
     kept = phase.by_category
     switches = []
-    if name == "rollout":
+    if name == "rollout" and job.limits.has_static_batches:
+        switches += ["a smaller rl.rollout.max_num_seqs"] * (job.limits.max_num_seqs > 1)
+    elif name == "rollout":
         capacity, remnant = job.cluster.gpu.memory.capacity, phase.total - engine_bytes(phase)
         share = 1 - remnant / usable_bytes(job.cluster) - kept.get("engine", 0) / capacity
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
     if kept.get("reference"):
         switches.append('rl.reference = "host"')
-    if job.is_colocated and name != "training":
+    waits = bool(kept.get("actor") or kept.get("critic"))  # one while the other is trained
+    if job.is_colocated and (waits or name != "training"):
         if kept.get("optimizer_states") and not job.offloads.optimizer:
             switches.append("rl.offload.optimizer = true")
-        if kept.get("parameters") and not job.offloads.parameters and name == "rollout":
+        if kept.get("parameters") and not job.offloads.parameters and name in ("rollout", "training"):
             switches.append("rl.offload.parameters = true")
     if name == _pass_phase(job):
         switches += [f"a smaller {key}" for key in _pass_keys(job)]

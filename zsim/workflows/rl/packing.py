@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapreplace
 from math import ceil
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,10 +24,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.samples import Samples
 
 if TYPE_CHECKING:
-    from zsim.workflows.rl.framework import RlFramework
-
-Fill = Literal["first-fit", "padded", "even"]
-"""How samples fill packed micro-batches, see `pack`."""
+    from zsim.workflows.rl.framework import Fill, RlFramework
 
 
 @dataclass(frozen=True, slots=True)

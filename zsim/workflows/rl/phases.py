@@ -105,7 +105,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         reference + reference_reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
         values + critic_reload + extra.get("values", 0.0) if values else 0.0,
         reward,
-        sync_seconds(job),
+        0.0 if shares_weights(job, update.report.peaks["gpu"].at_total) else sync_seconds(job),
         offload_seconds(job, update, critic_peak),
         job.chunks * rates.seconds + rates.seconds_per_million_tokens * tokens,
         pass_peak,
@@ -140,6 +140,15 @@ def reward_seconds(job: RlJob) -> float:
     if reward.overlap:
         return 0.0
     return ceil(job.num_samples / reward.workers) * reward.seconds_per_sample
+
+
+def shares_weights(job: RlJob, states: Mapping[str, int]) -> bool:
+    """Whether a hybrid engine generates with the trainer's parameters as they are, which ZeRO-0 to 2 leave
+    whole on every GPU: `generate` gathers those of ZeRO-3 alone (DeepSpeed edaa7221
+    deepspeed/runtime/hybrid_engine.py).
+    """
+    whole = parameter_bytes(job.update_job) * job.update_job.model.numel
+    return job.limits.has_static_batches and states.get("parameters", 0) >= whole
 
 
 def sync_seconds(job: RlJob) -> float:

@@ -145,7 +145,8 @@ class RlResult(Displayable):
         if name != "rollout":
             return self.capacity_bytes
         engine, capacity = engine_bytes(self.memory["rollout"]), self.job.cluster.gpu.memory.capacity
-        return round(engine + (capacity - engine) * self.capacity_bytes / capacity)
+        room = max(0, capacity - engine) * self.capacity_bytes / capacity
+        return min(capacity, round(engine + room))
 
     @property
     def host_capacity_bytes(self) -> int:
@@ -275,6 +276,7 @@ class RlResult(Displayable):
             "fits": self.fits,
             **verdict_content(self.verdict),
             "capacity_bytes": self.capacity_bytes,
+            "capacity_bytes_by_phase": {name: self.phase_capacity_bytes(name) for name in self.memory},
             "verdicts_by_phase": {
                 name: verdict_content(phase_verdict) for name, phase_verdict in self.verdicts.items()
             },

@@ -27,8 +27,6 @@ class Engine:
     """The same under a loop of reinforcement learning that asks for a log-probability with every token."""
     reserves_responses: bool = False
     """See [Note: reserved answers] of `zsim.workflows.rollout.replica`."""
-    has_static_batches: bool = False
-    """The trainer's own weights generate, a batch as large as a micro-batch of each rank after the other."""
     captures_prompts: bool = True
     """CUDA graphs of the parts between attention serve iterations with prompts too."""
 
@@ -50,13 +48,16 @@ ENGINES: Mapping[str, Engine] = {
         Engine("vllm", 1024, 8192, _SERVED, _LOOP),
         Engine("sglang", 1024, 8192, _SERVED, _SERVED),
         Engine("trtllm", 2048, 8192, _SERVED, _LOOP, reserves_responses=True, captures_prompts=False),
-        Engine("generate", 1024, 32768, _GENERATE, _GENERATE, has_static_batches=True),
+        Engine("generate", 1024, 32768, _GENERATE, _GENERATE),
     )
 }  # fmt: skip
 """SGLang's scheduler appends a log-probability to a list of its request, and hands texts over to a process of
 their own every 50 tokens (0.4.6 `srt/managers/scheduler_output_processor_mixin.py`, without streaming).
 TensorRT-LLM's graphs are of pure decoding unless `torch_compile_config` asks for parts (03e27c7d
 `llmapi/llm_args.py`)."""
+SGLANG_SEQUENCES = 2048
+"""Sequences at once in a loop that does not say how many: SGLang's least, up to 4,096 in large caches (0.5
+srt/model_executor/model_runner.py, `max_num_reqs`)."""
 VLLM_OVERLAPS = (0, 14)
 """The release of vLLM from which an iteration is scheduled while the one before it runs, by default
 (`config/scheduler.py`, `async_scheduling`). SGLang (0.4) and TensorRT-LLM's PyTorch backend do so as well."""
