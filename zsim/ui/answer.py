@@ -15,7 +15,6 @@ from zsim.errors import NotSimulatedError, ZsimError
 from zsim.explain.variants import full_variants
 from zsim.plan.make import make_plan
 from zsim.report.fit import Fit, fit_of, format_torch_memory, moment_notes
-from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.views.html import figures
 from zsim.report.views.html.figure import Figure
@@ -289,7 +288,7 @@ def _tiers(report: Report) -> Iterator[Tier]:
 def _figures(report: Report, trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "step", figures.step_breakdown(report)
     yield "timeline", report_timeline(report, trace.rank_view(report.rank))
-    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
+    ledger = report.ledger(trace)
     for device, peak in report.peaks.items():
         if peak.total:
             usage = ledger.fullest(device)
