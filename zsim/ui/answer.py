@@ -11,6 +11,7 @@ from typing import Any
 
 from zsim.api import Result, simulate
 from zsim.engine.micro_batches import SimulatedStep, sample_counts
+from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError, ZsimError
 from zsim.explain.variants import full_variants
 from zsim.plan.make import make_plan
@@ -125,8 +126,10 @@ class Predictions:
         """The simulated step of a setting. Raises as `get_prediction` does."""
         step = self.steps.get(setting_token(field_values, other_settings))
         if step is None:
-            experiment = form.experiment(field_values, other_settings)
-            step = simulate(experiment, on_job=check_size, variants=None).step
+            simulator = Simulator()
+            job = simulator.job(form.experiment(field_values, other_settings))
+            check_size(job)
+            step = simulator.step(job)
         return step
 
     def get_prediction(self, form: Form, field_values: Mapping[str, Any], other_settings: str) -> Prediction:
