@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from zsim.reference.keys import find_keys
 from zsim.units import (
     BYTES,
     BYTES_PER_SECOND,
@@ -193,7 +194,26 @@ def test_a_length_may_be_a_count(value: str | int, tokens: int) -> None:
     assert (length, type(length)) == (tokens, int)
 
 
-@pytest.mark.parametrize("value", ["1.5", "0", "-1k", "M", 2.5, True])
-def test_a_length_is_a_whole_number_above_0(value: object) -> None:
+@pytest.mark.parametrize("value", ["1.5", "0", "-1k", "M", 2.5, True, 2**27 + 1, "1G"])
+def test_a_length_is_a_whole_number_from_1_to_2_to_the_27(value: object) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Length).validate_python(value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "training.sequence_length",
+        "training.lengths.documents",
+        "training.lengths.high",
+        "training.lengths.pad_to",
+        "rl.lengths.max_response",
+        "rl.lengths.response.low",
+        "run.phases[].sequence_length",
+    ],
+)
+def test_every_length_may_be_a_count(path: str) -> None:
+    """`rl.lengths.max_response = "1k"` was refused. A list has its limits at its values."""
+    (key,) = find_keys(path)
+    assert key.type.endswith('whole number, as in 4096, "1M" or "128Ki"')
+    assert key.allowed == (() if key.name == "documents" else ("above 0", "at most 134,217,728"))

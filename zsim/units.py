@@ -151,12 +151,14 @@ Tokens = Annotated[
 ]
 Length = Annotated[
     int,
-    Field(gt=0, strict=True),
+    Field(gt=0, le=2**27, strict=True),
     BeforeValidator(_count),
     WithJsonSchema(
         {
             "type": ["integer", "string"],
-            "format": 'number, as in 4096, "1M" or "128Ki"',
+            "exclusiveMinimum": 0,
+            "maximum": 2**27,
+            "format": 'whole number, as in 4096, "1M" or "128Ki"',
             "examples": ["128Ki"],
         }
     ),

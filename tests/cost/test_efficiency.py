@@ -297,14 +297,22 @@ def test_few_heads_leave_sms_idle(heads: int, length: int, mean: float, expected
 
 
 @pytest.mark.parametrize(
-    ("heads", "expected"), [(64, 192 / 376), (32, 192 / 376), (256, 256 / 376), (1, 128 / 188)]
+    ("heads", "expected", "causal"),
+    [
+        (64, 192 / 376, 192 / 376),
+        (32, 192 / 376, 192 / 376),
+        (256, 256 / 376, 256 / 376),
+        (1, 128 / 188, 64 / 188),  # a block for each of 64 keys, of which the longest takes twice the mean
+    ],
 )
-def test_blocks_of_a_bounded_number_run_in_rounds(heads: int, expected: float) -> None:
+def test_blocks_of_a_bounded_number_run_in_rounds(heads: int, expected: float, causal: float) -> None:
     """200 // 64 is 3 blocks a head, 192 on 188 SMs, of which 4 are alone in a second round. More heads than
-    200 have one each, and one head no more than 128 of 64 keys.
+    200 have one each, and one head no more than 128 of 64 keys. Blocks that the bound makes are equally long
+    under a causal mask too.
     """
     blocks = AttentionBlocks(rows=64, tail=0, limit=200)
     assert occupied_fraction(heads, 8192, 1.0, 188, blocks) == pytest.approx(expected)
+    assert occupied_fraction(heads, 8192, 0.5, 188, blocks) == pytest.approx(causal)
 
 
 @pytest.mark.parametrize(("width", "is_bounded"), [(64, False), (128, True)])

@@ -20,6 +20,7 @@ from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import excess_bytes, fits, program_peak_bytes, usable_bytes
 from zsim.plan.node_types import gpu_of
 from zsim.report.report import Report
+from zsim.report.views.html.report import report_plots
 from zsim.report.views.text.report import print_report
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import job_topology
@@ -134,6 +135,19 @@ def test_the_report_says_what_the_fast_ones_lose() -> None:
     assert report.rank == 8  # an A100, whose breakdown has no waits for the H100s
     assert sum(report.breakdown.seconds.values()) == pytest.approx(report.step_seconds)
     assert [row["gpu"] for row in report.to_dict()["gpu_types"]] == ["h100-sxm-80gb", "a100-sxm-80gb"]
+
+
+def test_the_page_draws_the_gpu_with_the_least_room_as_the_report_does() -> None:
+    """The H100 holds more with 8 sequences a micro-batch, but the A100 of 40 GB with 6 has less room left."""
+    outcome = zsim.simulate(experiment(
+        training={"sequence_length": 4096, "micro_batch_size": {"h100-sxm-80gb": 8, "a100-sxm-40gb": 6}},
+        cluster={"extends": "dgx-h100", "nodes": TWO_SIZES},
+    ))  # fmt: skip
+    report = outcome.report
+    fast, slow = (row.peak_bytes for row in report.gpu_types)
+    assert fast > slow == report.peaks["gpu"].total
+    levels = np.sum([trace["y"] for trace in report_plots(report, outcome.trace)["memory"]().data], axis=0)
+    assert levels.max() * 1e9 == pytest.approx(slow)
 
 
 def test_larger_micro_batches_on_the_fast_ones_lose_less() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import zsim
 from tests.goodput.scenarios import save, scenario
-from zsim.goodput.page import goodput_lines
 from zsim.goodput.runs import run_seeds
 from zsim.goodput.scenario import DAY, Cause, Failures, Recovery, failures_of
 from zsim.goodput.search import estimate_repairs
+from zsim.goodput.views import goodput_lines
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.failures import FailuresTable

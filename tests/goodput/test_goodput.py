@@ -15,11 +15,11 @@ import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.goodput.page import goodput_lines, trust_rows
 from zsim.goodput.prepared import prepare
 from zsim.goodput.runs import Draw, run_draws, wake_processes
 from zsim.goodput.scenario import Failures
 from zsim.goodput.search import best_interval, starting_interval
+from zsim.goodput.views import goodput_lines, trust_rows
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan

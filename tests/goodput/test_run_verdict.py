@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import zsim
 from zsim.cli import app
-from zsim.goodput.page import goodput_lines
+from zsim.goodput.views import goodput_lines
 from zsim.report.fit import fit_of
 from zsim.report.memory import allocator_notes
 from zsim.study.whole_runs import RunResult, simulate_run

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from zsim.arrays import Floats
-from zsim.goodput.page import COLORS
+from zsim.goodput.views import COLORS
 from zsim.report.critical.causes import CAUSES
 from zsim.report.views.meanings import EVIDENCE, MEMORY, WHOLE_STEP, Meaning, text_on
 from zsim.study.topologies.figures import PALETTE, SHADES

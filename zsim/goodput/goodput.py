@@ -28,7 +28,7 @@ from zsim.goodput.runs import (
     start_draws,
     wake_processes,
 )
-from zsim.goodput.scenario import Checkpoint, Scenario
+from zsim.goodput.scenario import DAY, Checkpoint, Scenario
 from zsim.goodput.search import (
     IntervalCurve,
     best_interval,
@@ -139,7 +139,6 @@ def poisson_quantile(mean: float, part: float) -> int:
 
 
 _HOUR = 3600.0
-_DAY = 86_400.0
 _MEGAWATT_HOUR = 3.6e9
 
 
@@ -208,8 +207,8 @@ class SimulatedRun:
     @property
     def ideal_days(self) -> float:
         if self.runs.scenario.horizon_seconds is not None:
-            return self.runs.mean_of(lambda ledger: ledger.useful) / _DAY
-        return self.runs.scenario.ideal_seconds / _DAY
+            return self.runs.mean_of(lambda ledger: ledger.useful) / DAY
+        return self.runs.scenario.ideal_seconds / DAY
 
     @property
     def expected_days(self) -> float | None:

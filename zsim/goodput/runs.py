@@ -20,10 +20,9 @@ from itertools import chain
 from statistics import fmean, stdev
 
 from zsim.goodput.progress import BINS, PhaseTime, RunLedger
-from zsim.goodput.scenario import Scenario
+from zsim.goodput.scenario import DAY, Scenario
 from zsim.goodput.training_run import TrainingRun
 
-DAY = 86_400.0
 _MIN_FAILURES_PER_POOL = 20_000  # failures, a second or two
 LOW, HIGH = 0.05, 0.95
 

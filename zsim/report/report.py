@@ -139,6 +139,10 @@ class JobFacts:
     input_notes: Sequence[str] = ()
     """The notes on what was asked, which the report's notes begin with."""
 
+    def ledger(self, trace: Trace) -> Ledger:
+        """The memory of the job's GPUs and nodes over time."""
+        return Ledger.of(trace.memory, self.gpus_per_node, self.nodes, self.rank_capacities)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineUse:
@@ -413,7 +417,7 @@ def make_report(
     """The report of a step. `step_seconds_without_overlap` and `offload_seconds_range` come from further
     simulations of the step, where there were any. What is not in the trace, from `notes` on, is left open."""
     trace, work, breakdown = step.trace, job.work, step.breakdown
-    ledger = Ledger.of(trace.memory, job.gpus_per_node, job.nodes, job.rank_capacities)
+    ledger = job.ledger(trace)
     out_of_memory = ledger.first_over_capacity(job.capacity_bytes)
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from zsim.goodput import page
+from zsim.goodput import views
 from zsim.goodput.goodput import PROGRESS_KINDS, SimulatedRun, simulate_prepared
 from zsim.goodput.prepared import prepare
 from zsim.goodput.scenario import DAY
@@ -34,17 +34,17 @@ class RunResult(SimulatedRun, Displayable):
 
     def headline(self) -> str:
         label = self.verdict.label if self.prepared.first.full_step else fit_of(self.tightest_report).label
-        return f"{page.headline(self)}. {label}."
+        return f"{views.headline(self)}. {label}."
 
     def lines(self) -> Iterator[str]:
-        return page.goodput_lines(self)
+        return views.goodput_lines(self)
 
     def sections(self) -> Iterator[Section]:
-        return page.goodput_sections(self)
+        return views.goodput_sections(self)
 
     def heading(self) -> tuple[str, str]:
-        summary = [page.verdict_sentence(self), *page.cut_sentences(self), *page.detail_sentences(self)]
-        return page.headline(self), " ".join(summary)
+        summary = [views.verdict_sentence(self), *views.cut_sentences(self), *views.detail_sentences(self)]
+        return views.headline(self), " ".join(summary)
 
 
 def simulate_run(

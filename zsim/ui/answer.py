@@ -11,11 +11,11 @@ from typing import Any
 
 from zsim.api import Result, simulate
 from zsim.engine.micro_batches import SimulatedStep, sample_counts
+from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError, ZsimError
 from zsim.explain.variants import full_variants
 from zsim.plan.make import make_plan
 from zsim.report.fit import Fit, fit_of, format_torch_memory, moment_notes
-from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.views.html import figures
 from zsim.report.views.html.figure import Figure
@@ -126,8 +126,10 @@ class Predictions:
         """The simulated step of a setting. Raises as `get_prediction` does."""
         step = self.steps.get(setting_token(field_values, other_settings))
         if step is None:
-            experiment = form.experiment(field_values, other_settings)
-            step = simulate(experiment, on_job=check_size, variants=None).step
+            simulator = Simulator()
+            job = simulator.job(form.experiment(field_values, other_settings))
+            check_size(job)
+            step = simulator.step(job)
         return step
 
     def get_prediction(self, form: Form, field_values: Mapping[str, Any], other_settings: str) -> Prediction:
@@ -289,7 +291,7 @@ def _tiers(report: Report) -> Iterator[Tier]:
 def _figures(report: Report, trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "step", figures.step_breakdown(report)
     yield "timeline", report_timeline(report, trace.rank_view(report.rank))
-    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
+    ledger = report.ledger(trace)
     for device, peak in report.peaks.items():
         if peak.total:
             usage = ledger.fullest(device)

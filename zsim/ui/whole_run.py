@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from zsim.goodput import page
-from zsim.goodput.page import detail_sentences, diverging_sentence, verdict_sentence
+from zsim.goodput import views
+from zsim.goodput.views import detail_sentences, diverging_sentence, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.whole_runs import RunResult, simulate_run
@@ -74,7 +74,7 @@ def run_of(experiment: Experiment) -> RunResult:
 
 
 def run_figures(run: RunResult) -> dict[str, Figure]:
-    return {"run-waterfall": page.waterfall(run), "run-progress": page.progress(run)}
+    return {"run-waterfall": views.waterfall(run), "run-progress": views.progress(run)}
 
 
 def run_sentences(run: RunResult) -> Iterator[str]:

@@ -139,17 +139,23 @@ def attention_fraction(keys: float, head_dim: int, attention: AttentionCurve, *,
 def occupied_fraction(heads: int, length: int, mean: float, sm_count: int, blocks: AttentionBlocks) -> float:
     """Part of the time in which fused attention's blocks of threads keep all SMs busy.
 
-        x / max(1, x + T)     x = w b a min(ceil(l / r), L / b a) / S
+        x / max(1, x + T)     x = w b a ceil(l / r) / S
+        x / ceil(x)           x = w b a min(ceil(l / r), max(1, floor(L / b a))) / S     with a limit L
 
     b a: `heads` of all sequences. l: `length`, queries or in backward keys. r: `rows` of a block. w: `mean`
     work of a block by that of the longest, 1/2 under a causal mask, 1 - v / 2 s of s tokens with a window v.
     S: SMs. T: `tail`. x is the time of all work on all SMs, in that of the longest block, which nothing goes
     below. At the end SMs wait for the last block, at most for one of the longest (Graham 1969, "Bounds on
-    multiprocessing timing anomalies"). L: `limit` of blocks, which take equally long then and run in rounds.
+    multiprocessing timing anomalies"). L: `limit` of blocks, which run in rounds. Where it binds, a block
+    takes every n-th of a head's pieces of r keys, so that all take about as long and w is 1.
     """
-    splits, limit = ceil(length / blocks.rows), blocks.limit
-    work = mean * heads * (splits if limit is None else max(1, min(splits, limit // heads))) / sm_count
-    return work / (max(1.0, work + blocks.tail) if limit is None else ceil(work))
+    splits = ceil(length / blocks.rows)
+    if blocks.limit is None:
+        work = mean * heads * splits / sm_count
+        return work / max(1.0, work + blocks.tail)
+    bound = max(1, min(splits, blocks.limit // heads))
+    work = (1.0 if bound < splits or bound == 1 else mean) * heads * bound / sm_count
+    return work / ceil(work)
 
 
 def hbm_fraction(num_bytes: float, max_fraction: float, bytes_half: float) -> float:

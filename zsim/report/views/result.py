@@ -10,14 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.meanings import Meaning
-
-if TYPE_CHECKING:
-    pass
-
 
 Item = TypeVar("Item")
 

@@ -38,9 +38,8 @@ from pydantic import Field, StrictBool, field_validator, model_validator
 from zsim.specs.lazy_model import StrictTable
 from zsim.specs.strategy.registry import default_workflow, workflow_names
 from zsim.specs.strategy.table import Count
-from zsim.units import Bytes, Duration
+from zsim.units import Bytes, Duration, Length
 
-Length = Annotated[int, Field(gt=0, le=2**27, strict=True)]
 LengthLawName = Literal["constant", "uniform", "exponential", "lognormal"]
 DEFAULT_SIGMA = 0.8
 """Standard deviation of the logarithm of responses' lengths where nothing is said. Answers to one set of

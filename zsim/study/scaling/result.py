@@ -229,20 +229,19 @@ class ScalingResult(Displayable):
         return self.headline(), " ".join(sentences(self))
 
     def sections(self) -> list[Section]:
-        drawn = partial(partial, scaling=self)
         return [
             Section("How far from linear", [
                 ("efficiency", "Tokens per second per GPU, of the best point that fits. Marked: knees.",
-                 drawn(efficiency)),
-                ("throughput", "Tokens per second; dashed: linear.", drawn(throughput)),
+                 partial(efficiency, self)),
+                ("throughput", "Tokens per second; dashed: linear.", partial(throughput, self)),
             ]),
             Section("Why", [
                 ("causes", "What a token costs in GPU time, by what the end of the step waited for (the "
                  "critical path); 100 % is its cost at the best point. What grows is what keeps it from "
-                 "scaling.", drawn(causes)),
+                 "scaling.", partial(causes, self)),
             ], point_table(self, "page")),
             *run_section(self),
-            Section("Room", [("memory", "Memory of the fullest GPU.", drawn(memory))]),
+            Section("Room", [("memory", "Memory of the fullest GPU.", partial(memory, self))]),
         ]  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from zsim.files import write_atomically
 from zsim.report.fit import fit_of, format_torch_memory, moment_notes
-from zsim.report.memory import Ledger
 from zsim.report.report import Report, plain
 from zsim.report.trust import MEASURE, TITLE, errors_figure, near_table, trust_of
 from zsim.report.views.displayable import Figures
@@ -76,7 +75,7 @@ def html_report(report: Report, trace: Trace) -> str:
 def report_plots(report: Report, trace: Trace) -> Figures:
     """The figures of the page by name, as functions that make them."""
     rank_trace = trace.rank_view(report.rank)
-    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
+    ledger = report.ledger(trace)
 
     def timeline_of(device: str) -> Figure:
         return figures.memory_timeline(ledger.fullest(device), report, device)
@@ -149,7 +148,7 @@ def _tokens(report: Report) -> str:
 
 
 def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
-    ledger = Ledger.of(trace.memory, report.gpus_per_node, report.nodes)
+    ledger = report.ledger(trace)
     for device, peak in report.peaks.items():
         if not peak.total:
             continue

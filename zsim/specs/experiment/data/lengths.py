@@ -27,8 +27,8 @@ from pydantic import Field, StrictBool
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_whole_number, read_user_text
 from zsim.specs.lazy_model import StrictTable
+from zsim.units import Length
 
-Length = Annotated[int, Field(gt=0, le=2**27, strict=True)]
 Positive = Annotated[float, Field(gt=0, le=2**27, allow_inf_nan=False)]
 _PARAMETERS = {
     "constant": ("mean",),

@@ -9,6 +9,7 @@ from functools import partial
 from zsim.goodput.goodput import SimulatedRun
 from zsim.goodput.progress import Span
 from zsim.goodput.runs import HIGH, LOW, quantile
+from zsim.goodput.scenario import DAY
 from zsim.goodput.search import estimate_repairs
 from zsim.report.fit import allocator_sentences, fit_of
 from zsim.report.views.html.figure import Figure
@@ -39,11 +40,10 @@ MEANINGS = {
     "degraded": "slower steps",
 }
 _MAX_CAUSES = 8
-_DAY = 86_400.0
 _TWO_DIGITS = 0.0995  # of a unit, of two decimals
 _MIN_GOODPUT_CHANGE = 0.0005  # of goodput: a tenth of a percent, rounded
 _MIN_SHARE = 0.0000995  # told as 0.01 %
-_UNITS = (("days", _DAY), ("hours", 3600.0), ("minutes", 60.0))
+_UNITS = (("days", DAY), ("hours", 3600.0), ("minutes", 60.0))
 
 
 def goodput_lines(run: SimulatedRun) -> Iterator[str]:
@@ -106,11 +106,11 @@ def _days_sentence(run: SimulatedRun) -> str:
         low, high_goodput = run.goodput_range
         return (
             f"In {format_duration(horizon)}: {run.goodput_fraction * 100:.1f} % goodput (5 to 95 %: "
-            f"{low * 100:.1f} to {high_goodput * 100:.1f}), {format_duration(run.ideal_days * _DAY)} of "
+            f"{low * 100:.1f} to {high_goodput * 100:.1f}), {format_duration(run.ideal_days * DAY)} of "
             f"steps{_trained_tokens(run)}."
         )
     unit, seconds = time_unit(run)
-    size = seconds / _DAY
+    size = seconds / DAY
     ends = (
         f"{_short(low / size)} to {_short(high / size)}" if high is not None else f"from {_short(low / size)}"
     )
@@ -189,7 +189,7 @@ def proportional_days(run: SimulatedRun) -> str:
     if interval is None or days is None or run.prepared.table.days is not None:
         return ""
     unit, seconds = time_unit(run)
-    ends = (days * _DAY / seconds * end / first.inner_seconds for end in interval)
+    ends = (days * DAY / seconds * end / first.inner_seconds for end in interval)
     return f" {unit.capitalize()} in proportion: {' to '.join(map(format_amount, ends))}."
 
 
@@ -370,27 +370,26 @@ _NARROWED_BY = {
 
 def goodput_sections(run: SimulatedRun) -> Iterator[Section]:
     """The sections of the page, in order."""
-    drawn = partial(partial, run=run)
     yield Section("Where the days go", [
-        ("waterfall", "Mean of all runs.", drawn(waterfall)),
+        ("waterfall", "Mean of all runs.", partial(waterfall, run)),
     ], ResultTable("", _DEFINITIONS, _definitions(run)))  # fmt: skip
     yield Section("A run with its failures", [
         ("progress", "The run of the median's days: steps done over time; dotted: without stops. Marked: "
-         "failures, by cause.", drawn(progress)),
-        ("timeline", "The same run, where it does not train.", drawn(timeline)),
+         "failures, by cause.", partial(progress, run)),
+        ("timeline", "The same run, where it does not train.", partial(timeline, run)),
     ])  # fmt: skip
     if run.curve is not None:
         caption = "Goodput by work between two saves, simulated; the same failures strike all."
         modes = ResultTable("", _MODES, _modes(run)) if run.modes else None
-        yield Section("How often to save", [("interval", caption, drawn(interval))], modes)
+        yield Section("How often to save", [("interval", caption, partial(interval, run))], modes)
     if len(run.spares) > 1:
         caption = "Goodput, and GPU-hours with the idle spares over those of the steps alone."
-        yield Section("How many spares pay", [("spares", caption, drawn(spares))])
-    causes_plot = "causes", "Lost GPU-hours by cause, mean of all runs.", drawn(causes)
+        yield Section("How many spares pay", [("spares", caption, partial(spares, run))])
+    causes_plot = "causes", "Lost GPU-hours by cause, mean of all runs.", partial(causes, run)
     columns = columns_of("cause", "in a run", "lost GPU-hours")
     yield Section("Failures", [causes_plot], ResultTable("", columns, _causes(run)))
     unit = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
-    yield Section("All runs", [("days", f"{unit} of every run.", drawn(days))])
+    yield Section("All runs", [("days", f"{unit} of every run.", partial(days, run))])
     yield Section("Should I believe this?", table=ResultTable("", _TRUST, [*trust_rows(run)]))
 
 
@@ -404,20 +403,20 @@ def waterfall(run: SimulatedRun) -> Figure:
             name=MEANINGS[name],
             orientation="h",
             y=[f"{MEANINGS[name]}<br>{_length(seconds)}"],
-            x=[seconds / _DAY],
-            base=[start_seconds / _DAY],
+            x=[seconds / DAY],
+            base=[start_seconds / DAY],
             marker_color=COLORS[name],
             hovertemplate=f"{MEANINGS[name]}: {_length(seconds)}<extra></extra>",
         )
         start_seconds += seconds
-    figure.update_xaxes(title_text="days", range=[0, start_seconds / _DAY])
+    figure.update_xaxes(title_text="days", range=[0, start_seconds / DAY])
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
 
 
 def _length(seconds: float) -> str:
     """Seconds in the largest unit that makes them more than one."""
-    for size, unit in ((_DAY, "days"), (_HOUR, "h"), (60.0, "min")):
+    for size, unit in ((DAY, "days"), (_HOUR, "h"), (60.0, "min")):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.2g} s"
@@ -434,12 +433,12 @@ def progress(run: SimulatedRun) -> Figure:
     scenario = run.runs.scenario
     figure.add_scatter(
         name="without stops", mode="lines", line={"dash": "dot", "width": 1, "color": "#8A8F98"},
-        x=[0, scenario.ideal_seconds / run.runs.num_parts / _DAY], y=[0, scenario.steps / run.runs.num_parts],
+        x=[0, scenario.ideal_seconds / run.runs.num_parts / DAY], y=[0, scenario.steps / run.runs.num_parts],
         hoverinfo="skip",
     )  # fmt: skip
     x, y = [0.0], [0.0]
     for span in spans:
-        x.append(span.end_seconds / _DAY)
+        x.append(span.end_seconds / DAY)
         y.append(span.steps)
     figure.add_scatter(
         name="steps", mode="lines", line={"color": COLORS["steps"], "width": 2}, x=x, y=y,
@@ -448,7 +447,7 @@ def progress(run: SimulatedRun) -> Figure:
     struck = [span for span in spans if span.bin == "detection"]
     figure.add_scatter(
         name="failures", mode="markers", marker={"symbol": "x", "size": 7, "color": CAPACITY.color},
-        x=[span.start_seconds / _DAY for span in struck], y=[span.steps for span in struck],
+        x=[span.start_seconds / DAY for span in struck], y=[span.steps for span in struck],
         hovertext=[span.cause for span in struck], hoverinfo="text",
     )  # fmt: skip
     figure.update_xaxes(title_text="days")
@@ -465,9 +464,9 @@ def timeline(run: SimulatedRun) -> Figure:
             continue
         figure.add_bar(
             name=MEANINGS[name],
-            x=[(span.start_seconds + span.end_seconds) / 2 / _DAY for span in bin_spans],
+            x=[(span.start_seconds + span.end_seconds) / 2 / DAY for span in bin_spans],
             y=[(span.end_seconds - span.start_seconds) / 60 for span in bin_spans],
-            width=[max((span.end_seconds - span.start_seconds) / _DAY, 0.01) for span in bin_spans],
+            width=[max((span.end_seconds - span.start_seconds) / DAY, 0.01) for span in bin_spans],
             marker_color=COLORS[name],
             hovertext=[f"{span.cause or MEANINGS[name]}: {MEANINGS[name]}, "
                        f"{(span.end_seconds - span.start_seconds) / 60:.1f} min" for span in bin_spans],
