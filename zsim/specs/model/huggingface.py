@@ -185,7 +185,7 @@ REFUSED_TYPES = {
     "muse_spark": "its gated residual and experts narrower than the model",
 }
 
-_DRAFTS = re.compile("Eagle|DFlash|DSpark|Medusa|Draft")
+_DRAFTS = re.compile(r"Eagle(?!\w*VL)|EAGLE|DFlash|DSpark|^Medusa|Draft")  # NVIDIA's Eagle_VL sees images
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
 
