@@ -29,7 +29,7 @@ _COMMANDS = {
     "sensitivity": ("studies:sensitivity", "Which numbers of the hardware the step depends on."),
     "needs": ("studies:needs", "What would hide the stalls of offloading."),
     "sweep": ("studies:sweep", "Simulate every point of a study."),
-    "ui": ("run", "Open a local page: change settings, see what they do."),
+    "ui": ("run:ui", "Open a local page: change settings, see what they do."),
     "import": ("files:import_file", "Read other programs' training files."),
     "export": ("files:export", "Write other programs' training files."),
     "explain": ("reference:explain", "What a key of a file means."),

@@ -26,7 +26,7 @@ from zsim.plan.ops import Plan
 from zsim.plan.workload.workload import Workloads
 from zsim.report.views.text.sentences import format_trust
 from zsim.study.whole_runs import simulate_run
-from zsim.units import format_amount, format_seconds
+from zsim.units import format_amount, format_seconds, format_tokens
 
 STATED = {"every": "20 min", "blocking": "5 s", "durable": "60 s", "load": "1 min", "bytes": "96 GB"}
 CONTRACT = {
@@ -416,3 +416,12 @@ def test_energy_is_that_of_steps_idle_gpus_and_the_rest_of_nodes() -> None:
     trained, whole = steps * first.step_seconds, found.expected_days * 86_400 + 240  # type: ignore[operator]
     joules = steps * report.energy.joules * 64 + power.idle * (80 * whole - 64 * trained) + 500 * 10 * whole
     assert found.bill.megawatt_hours == pytest.approx(1.2 * joules / 3.6e9, rel=1e-9)
+
+
+def test_a_run_that_ends_by_the_clock_says_its_tokens() -> None:
+    """A day without failures or saves: its steps of 64 sequences of 8,192 tokens, 524,288."""
+    run = simulate_run(experiment(days=1, failures={"per_1000_node_days": 0}, seeds=1), compares=False)
+    said = " ".join(" ".join(goodput_lines(run)).split())
+    tokens = 86_400 / run.prepared.first.step_seconds * 524_288
+    assert run.steps * 524_288 == pytest.approx(tokens, rel=0.01)
+    assert f" of steps, {format_tokens(run.steps * 524_288)} tokens." in said

@@ -16,8 +16,8 @@ from tests.browser import Page, as_plotly, browse, in_browser, text_of
 from tests.expect import about, there
 from zsim.comparison import planted
 from zsim.comparison.compare import compare
-from zsim.comparison.comparison import Comparison, compare_page, twin_timeline
-from zsim.comparison.verdict import Tolerances, timing_doubt
+from zsim.comparison.comparison import Comparison, compare_page, format_error, twin_timeline
+from zsim.comparison.verdict import Tolerances, judge, timing_doubt
 from zsim.errors import InputError
 from zsim.trace.trace import SpanInfos, Trace
 
@@ -162,6 +162,14 @@ def test_errors_are_signed_and_relative_to_the_recording(step: Trace) -> None:
     """Simulated 30.1 ms, recorded 33.11: 30.1 / 33.11 - 1 = -9.1 %."""
     (metric, *_) = compare(step, replace(step, step_seconds=33.11e-3)).metrics
     assert (metric.name, metric.error) == ("step", about(-1 / 11))
+
+
+def test_what_neither_trace_has_is_not_new() -> None:
+    """An optimizer on the CPU is no kernel in either trace, which was an error of "new"."""
+    alike, added = (
+        judge("optimizer", seconds, 0.0, unit="seconds", total=1.0, tolerance=0.05) for seconds in (0.0, 1.0)
+    )
+    assert [format_error(alike), format_error(added)] == ["+0.0%", "new"]
 
 
 def test_without_phases_the_recordings_kernels_are_one_class(step: Trace) -> None:

@@ -19,7 +19,7 @@ from zsim.report.breakdown import NO_WAITS, Breakdown
 from zsim.report.energy import Energy, run_cost, step_energy
 from zsim.report.views.html.report import html_report
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.tables import cost_rows
+from zsim.report.views.tables import cost_rows, cost_table
 from zsim.report.views.text.report import print_report
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Power
@@ -209,3 +209,13 @@ def test_terminal_and_page_say_what_training_costs() -> None:
     assert max(map(len, lines)) <= 80
     page = text_of(Page(html_report(result.report, result.trace)))
     assert "What training costs run per 1e9 tokens per parameter days" in page
+
+
+def test_costs_without_a_price_name_its_key_and_have_no_column_of_money() -> None:
+    """Two epochs of 1e9 tokens."""
+    report = zsim.simulate(Experiment(**SMALL, cost={"tokens": 1e9, "epochs": 2})).report
+    table = cost_table(report)
+    assert "per parameter" not in {column.title for column in table.columns}
+    days, gpu_hours, *_ = table.rows
+    assert days[-1] == "2B tokens in 2 epochs"
+    assert gpu_hours[-1] == "no price: cost.gpu_hour_price"

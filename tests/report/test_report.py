@@ -378,3 +378,10 @@ def test_a_users_own_dotted_key_stays_as_written() -> None:
 def test_long_values_ask_for_a_line_of_their_own() -> None:
     assert sections({"effect": "x" * 41}).has_long_values
     assert not sections({"effect": "x" * 40}).has_long_values
+
+
+def test_a_run_of_several_epochs_says_so() -> None:
+    """1e9 tokens read twice are 2e9, which two epochs of a training file would make of --tokens 1B."""
+    report = zsim.simulate(Experiment(**SMALL, cost={"tokens": 1e9, "epochs": 2})).report
+    *_, run = brief_lines(report)
+    assert run.startswith("2B tokens in 2 epochs: ")

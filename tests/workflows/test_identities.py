@@ -168,6 +168,14 @@ def test_a_pass_with_micro_batches_of_its_own_has_a_peak_of_its_own() -> None:
     assert "a smaller rl.logprob_micro_batch_size" in " ".join(vast.remedies)
 
 
+def test_an_update_that_does_not_fit_is_told_the_key_that_sizes_its_micro_batches() -> None:
+    """Where micro-batches are packed up to so many tokens, `training.micro_batch_size` says nothing."""
+    packed = result_of(micro_batch_tokens=262_144, prompts_per_step=256, mini_batch_samples=2048)
+    assert not packed.fits
+    assert "a smaller rl.micro_batch_tokens" in " ".join(packed.remedies)
+    assert "training.micro_batch_size" not in " ".join(packed.remedies)
+
+
 def test_verl_moves_offloaded_parameters_for_every_pass() -> None:
     """There and back, before and after log-probabilities and updates. A reference without adapters is a model
     of its own, which stays."""

@@ -100,7 +100,10 @@ class Metric:
     def error(self) -> float | None:
         if self.unit == "fraction":
             return self.simulated - self.recorded
-        return (self.simulated - self.recorded) / self.recorded if self.recorded else None
+        difference = self.simulated - self.recorded
+        if difference == 0:
+            return 0.0
+        return difference / self.recorded if self.recorded else None
 
     @property
     def share(self) -> float:

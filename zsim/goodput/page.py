@@ -107,7 +107,7 @@ def _days_sentence(run: SimulatedRun) -> str:
         return (
             f"In {format_duration(horizon)}: {run.goodput_fraction * 100:.1f} % goodput (5 to 95 %: "
             f"{low * 100:.1f} to {high_goodput * 100:.1f}), {format_duration(run.ideal_days * _DAY)} of "
-            "steps."
+            f"steps{_trained_tokens(run)}."
         )
     unit, seconds = time_unit(run)
     size = seconds / _DAY
@@ -120,6 +120,13 @@ def _days_sentence(run: SimulatedRun) -> str:
         f"{len(run.runs.ledgers)} seeds{_longest_runs(run, size)}), {run.ideal_days / size:,.2f} without "
         f"stops: {run.goodput_fraction * 100:.1f} % goodput{_goodput_error(run)}."
     )
+
+
+def _trained_tokens(run: SimulatedRun) -> str:
+    """The mean tokens of a run that ends by the clock. Empty with phases, whose steps differ."""
+    phase = run.prepared.first
+    tokens = run.steps * phase.num_replicas * phase.step_tokens
+    return f", {format_tokens(tokens)} tokens" if len(run.prepared.phases) == 1 else ""
 
 
 def _longest_runs(run: SimulatedRun, unit_days: float) -> str:

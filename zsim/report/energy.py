@@ -9,7 +9,7 @@ from zsim.cost.rates.power import GpuActivity, energy_joules
 from zsim.report.breakdown import Breakdown
 from zsim.specs.cluster.gpu import Power
 from zsim.specs.experiment.tables import CostTable
-from zsim.units import format_amount
+from zsim.units import format_amount, format_tokens
 
 _JOULES_PER_MEGAWATT_HOUR = 3.6e9
 _SECONDS_PER_HOUR = 3600.0
@@ -42,6 +42,7 @@ class RunCost:
     pue: float
     node_power_watts: float
     tokens: float | None
+    epochs: float
     step_money: float | None
     step_megawatt_hours: float | None
     gpu_hours: float | None
@@ -113,6 +114,7 @@ def run_cost(
         pue=cost.pue,
         node_power_watts=cost.node_power,
         tokens=tokens,
+        epochs=cost.epochs,
         step_money=money,
         step_megawatt_hours=megawatt_hours,
         gpu_hours=_times(step_hours, steps),
@@ -127,6 +129,12 @@ def run_cost(
 
 def _times(value: float | None, factor: float | None) -> float | None:
     return None if value is None or factor is None else value * factor
+
+
+def run_length_text(tokens: float, epochs: float) -> str:
+    """The tokens of a run, those of all epochs."""
+    text = f"{format_tokens(tokens)} tokens"
+    return text if epochs == 1 else f"{text} in {epochs:g} epochs"
 
 
 def bill(gpu_hours: float, cost: RunCost | CostTable | None) -> str:

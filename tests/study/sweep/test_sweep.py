@@ -19,8 +19,8 @@ import pytest
 from typer.testing import CliRunner
 
 import zsim
+from zsim import Experiment
 from zsim.cli import app
-from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
@@ -122,10 +122,10 @@ def test_a_failing_point_is_a_row_with_its_error(tmp_path: Path) -> None:
 
 
 def test_a_bug_of_ours_costs_one_row_and_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_simulator: Simulator, _job: Any) -> None:
+    def broken(_simulator: Simulator, *_arguments: Any, **_options: Any) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(Simulator, "step", broken)
+    monkeypatch.setattr(Simulator, "outcome", broken)
     done = swept(tmp_path)
     assert done.failed == 4
     assert {row["error"] for row in done.rows} == {"internal error: ZeroDivisionError: oh"}
@@ -162,13 +162,13 @@ def test_a_cache_serves_other_studies(tmp_path: Path) -> None:
 def test_equal_points_are_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A label is no key of the experiment: three labels of one point are one simulation, three rows."""
     calls: list[str] = []
-    real = Simulator.step
+    real = Simulator.job
 
-    def counted(simulator: Simulator, job: Job) -> SimulatedStep:
+    def counted(simulator: Simulator, experiment: Experiment) -> Job:
         calls.append("")
-        return real(simulator, job)
+        return real(simulator, experiment)
 
-    monkeypatch.setattr(Simulator, "step", counted)
+    monkeypatch.setattr(Simulator, "job", counted)
     text = SMALL.replace("[1, 3]", "[1]").replace("[8, 16]", "[8]") + '"label" = ["a", "b", "c"]\n'
     assert swept(tmp_path, text).done == 3
     assert len(calls) == 1

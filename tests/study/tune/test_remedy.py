@@ -25,6 +25,7 @@ from zsim.report.views.text.sentences import format_remedy, missing_memory
 from zsim.specs.experiment.load import build_experiment, change_experiment
 from zsim.study.search import least_gpus
 from zsim.study.tune import remedy as remedies
+from zsim.study.tune.axes import Candidate, base_of, structure_of
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.remedy import remedy_of, tried_changes
 
@@ -128,6 +129,20 @@ def test_a_jsons_own_keys_are_named_for_its_batch(make_tiny: Tiny) -> None:
     after = zsim.simulate(change_experiment(given, remedy.overrides)).report
     assert after.fits
     assert after.peaks["gpu"].total == remedy.gpu_peak_bytes
+
+
+def test_an_offload_that_the_file_has_is_not_a_change(make_tiny: Tiny) -> None:
+    """A block with more keys than the one that a search writes. "offload_optimizer = cpu" was named, though
+    the file says it, and the remedy left out its `ratio`."""
+    offload = {"device": "cpu", "pin_memory": True, "ratio": 0.9}
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+              "zero_optimization": {"stage": 3, "offload_optimizer": offload}}  # fmt: skip
+    start = Candidate(base_of(make_tiny({"kind": "deepspeed", "config": config})), {}, -1)
+    key = "strategy.config.zero_optimization.offload_optimizer"
+    changes = remedies._single_changes(start, structure_of("deepspeed"))
+    blocks = [change.overrides[key] for change in changes if key in change.overrides]
+    assert blocks
+    assert not any(block and block["device"] == "cpu" for block in blocks)
 
 
 @pytest.mark.parametrize(("program", "loss"), [(None, "fused_linear"), ("torchtitan", "fused")])

@@ -103,11 +103,18 @@ class DdpSchedule(Hooks):
         self._casts_embedding = any(
             self._is_cast(parameter) for module in embeddings for parameter in module.parameters
         )
+        self._trains_low_embedding = any(
+            parameter.trainable and not self._is_cast(parameter)
+            for module in embeddings
+            for parameter in module.parameters
+        )
         order = _backward_order(workload)
         ready_parameters = [parameter for call in order for parameter in reversed(call.trainable_parameters)]
         self.gradients = [(parameter.numel, self._type_of(parameter)) for parameter in ready_parameters]
         self.gradient_bytes = self._bytes(ready_parameters)
-        tensors = optimizer_tensors(workload, [(one, one.shape) for one in ready_parameters])
+        tensors = optimizer_tensors(
+            workload, [(parameter, parameter.shape) for parameter in ready_parameters]
+        )
         self.updated = [
             replace(tensor, dtype=dtype) for tensor, (_, dtype) in zip(tensors, self.gradients, strict=True)
         ]
@@ -250,7 +257,7 @@ class DdpSchedule(Hooks):
         ready, or a layer's to that of a block that it shares. Autograd sums up those of several layers.
         """
         lender = call.module.lender
-        is_cast = bool(lender) or self._casts_embedding
+        is_cast = bool(lender) or not self._trains_low_embedding
         size = call.borrowed_numel * (self.stored_bytes if is_cast else self.low_bytes)
         self.builder.allocate("activations", size)
         self._cast_gradient(call, call.borrowed_numel if is_cast else 0)
@@ -273,7 +280,7 @@ class DdpSchedule(Hooks):
         is_kept = not self._has_gradients and not self.has_views
         builder.allocate("gradients" if is_kept else "buffers", size)
         if call.module.role is Role.PRODUCT:
-            cast_parameters = [one for one in call.trainable_parameters if self._is_cast(one)]
+            cast_parameters = filter(self._is_cast, call.trainable_parameters)
             self._cast_gradient(call, sum(parameter.numel for parameter in cast_parameters))
         elif size == self._held.get(""):
             builder.free("activations", self._held.pop(""))

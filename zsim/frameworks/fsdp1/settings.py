@@ -18,8 +18,8 @@ class Fsdp1Table(FsdpTable):
     kind: Literal["fsdp1"] = Field(description="whose data parallelism")
     wrapping: str | None = Field(
         default=None,
-        description='what is a unit: "huggingface" (a block, and the rest), "peft" (and each adapter), or '
-        '"size:N" elements; left out: "peft" with adapters, else "huggingface"',
+        description='units: "huggingface" (each block, and the rest), "peft" (and each adapter), or "size:N" '
+        'elements; left out: "peft" with adapters, else "huggingface"',
     )
     sharding_strategy: Literal[
         "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"

@@ -18,8 +18,8 @@ class Fsdp2Table(FsdpTable):
     kind: Literal["fsdp2"] = Field(description="whose data parallelism")
     wrapping: str = Field(
         default="torchtitan",
-        description='what is a unit: "torchtitan" or "huggingface" (a block, and the rest), '
-        '"blocks:N", so many blocks, or "automodel", of NeMo AutoModel\'s mixtures',
+        description='units: "torchtitan" or "huggingface" (each block, and the rest), "blocks:N" (N blocks), '
+        'or "automodel" (NeMo AutoModel\'s mixtures)',
     )
     reshard_after_forward: StrictBool | Count | None = Field(
         default=None,

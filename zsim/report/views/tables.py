@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from zsim.report.energy import run_length_text
 from zsim.report.fit import allocated_bytes
 from zsim.report.irregular import GpuTypeRow, JobRow, RankRow, StepSpread
 from zsim.report.offload import OffloadSection
@@ -12,7 +13,7 @@ from zsim.report.report import Report
 from zsim.report.traffic import CollectiveRow
 from zsim.report.views.meanings import DATA_LOADING, MEMORY, WHOLE_STEP, Meaning, span_meaning
 from zsim.report.views.result import Bar, Cell, ItemColumn, Medium, ResultTable, Tone, columns_of, table_of
-from zsim.units import format_amount, format_bytes, format_percent, format_rate, format_seconds, format_tokens
+from zsim.units import format_amount, format_bytes, format_percent, format_rate, format_seconds
 
 Row = tuple[str, ...]
 _MAX_COLLECTIVE_ROWS = 12
@@ -169,8 +170,13 @@ def moved_table(section: OffloadSection) -> ResultTable:
 
 def cost_table(report: Report) -> ResultTable:
     """The costs of training, as `[cost]` asks for it. It has no rows without `[cost]`."""
-    columns = columns_of("", "run", "per 1e9 tokens", "per parameter", "")
-    return ResultTable("What training costs", columns, list(cost_rows(report)))
+    rows = list(cost_rows(report))
+    if report.cost is None or report.cost.gpu_hour_price is None:
+        columns = columns_of("", "run", "per 1e9 tokens", "")
+        return ResultTable("What training costs", columns, [(*row[:3], row[4]) for row in rows])
+    return ResultTable(
+        "What training costs", columns_of("", "run", "per 1e9 tokens", "per parameter", ""), rows
+    )
 
 
 def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
@@ -180,9 +186,10 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
         return
     billion_seconds = 1e9 / report.step_tokens * report.step_seconds
     gpu_hours = billion_seconds * report.simulation.world_size / 3600
-    tokens = "" if cost.tokens is None else f"{format_tokens(cost.tokens)} tokens"
+    tokens = "" if cost.tokens is None else run_length_text(cost.tokens, cost.epochs)
     yield "days", _format_optional(cost.days, "{:,.1f}"), format_amount(billion_seconds / 86400), "", tokens
-    yield "GPU-hours", format_amount(cost.gpu_hours), f"{gpu_hours:,.1f}", "", ""
+    unpriced = "no price: cost.gpu_hour_price" if cost.gpu_hour_price is None else ""
+    yield "GPU-hours", format_amount(cost.gpu_hours), f"{gpu_hours:,.1f}", "", unpriced
     if cost.gpu_hour_price is not None:
         yield (
             cost.currency,

@@ -100,8 +100,8 @@ class Nic(Table):
     gpudirect: bool = Field(default=True, description="cards read GPU memory without the host's")
     attached: Literal["host", "switch"] = Field(
         default="switch",
-        description="to the host, or under the GPUs' PCIe switches: their uplinks then carry bytes without "
-        "GPUDirect twice, into the host's memory and back",
+        description="to the host, or to the GPUs' PCIe switches, whose uplinks then carry bytes twice where "
+        "there is no GPUDirect",
     )
 
 
@@ -122,9 +122,9 @@ class HostDevice(Table):
     overhead_factor: float = Field(default=1.0, gt=0, description="scales the frameworks' host costs")
     cpu: str | None = Field(
         default=None,
-        description='its processor ("EPYC 7763", as lscpu says it); in a file that extends another, without '
-        "seconds_per_launch and overhead_factor, these follow from the ratings of both processors in a "
-        "single thread; left out: they are as the extended file has them",
+        description='processor by its name in lscpu ("EPYC 7763"); sets seconds_per_launch and '
+        "overhead_factor of a file that extends another without them, by single-thread ratings; left out: "
+        "they are as in that file",
     )
     sockets: int = Field(
         default=1, gt=0, strict=True, description="sockets, which share cores, memory and GPUs evenly"

@@ -127,8 +127,8 @@ class GemmEfficiency(Table):
     """
 
     max_fraction: ClockedFraction = Field(
-        description="what large products sustain of the peak, on random data and within the board's power; "
-        "above 1 on boards that run above the data sheet's boost clock"
+        description="of the peak, sustained by large products of random data within the board's power; above "
+        "1 on boards that clock higher than their data sheet"
     )
     k_half: float = Field(ge=0, description="inner dimension at which half of the fraction is reached")
     tile_m: int = Field(gt=0, description="rows of the output that one block of threads computes")
@@ -141,7 +141,7 @@ class GemmEfficiency(Table):
     )
     four_byte_fraction: Fraction | None = Field(
         default=None,
-        description="of the rate, left where rows begin on multiples of 4 bytes, not of 16; left out: "
+        description="of the rate, left where rows begin on multiples of 4 bytes only; left out: "
         "`unaligned_fraction`",
     )
     transformer_engine_ratio: float = Field(
@@ -199,8 +199,7 @@ class AttentionCurve(FiniteTable):
     )
     by_head_dim: dict[PositiveInt, NarrowKernel] = Field(
         default_factory=dict,
-        description="kernels built for narrower heads, by the widest head that each takes; left out: one "
-        "kernel for all heads",
+        description="kernels for narrower heads, by the widest that each takes; left out: one for all",
     )
 
     forward_blocks: AttentionBlocks | None = Field(
@@ -232,16 +231,15 @@ class AttentionEfficiency(Table, AttentionCurve):
 
     variants: dict[str, AttentionCurve] = Field(
         default_factory=dict,
-        description="other generations of the kernel, by the name that `training.attention` asks for; left "
-        "out: only this one",
+        description="other kernels, by their name in `training.attention`; left out: only this one",
     )
     is_deterministic: bool = Field(
         default=False, description="backward gives the same bits each time, as FlashAttention-2 has it"
     )
     writes_scores: bool = Field(
         default=False,
-        description="backward gives the same bits each time, as cuDNN before 9.25 has it on Hopper: the "
-        "gradient of the scores goes through memory",
+        description="deterministic backward that writes the scores' gradient to memory, as cuDNN before 9.25 "
+        "on Hopper",
     )
 
 
@@ -448,8 +446,8 @@ class Gpu(FiniteTable):
     )
     caching_allocator: bool | None = Field(
         default=None,
-        description="whether torch allocates its memory in blocks that it keeps, as CUDA's; to be said for "
-        "vendor \"other\"; left out: true for NVIDIA's and AMD's",
+        description="whether torch's caching allocator keeps freed blocks, as on CUDA; required for vendor "
+        "\"other\"; left out: true for NVIDIA's and AMD's",
     )
 
     @model_validator(mode="after")

@@ -152,8 +152,7 @@ class OffloadRates(Table):
     )
     thread_bandwidth: BytesPerSecond | None = Field(
         default=None,
-        description="what one thread reaches with fused Adam of fp32 states; left out: a core's even share "
-        "of what all reach",
+        description="of one thread that runs fused Adam on fp32 states; left out: all cores' divided evenly",
     )
     bound: bool = Field(default=False, description="a rank's threads stay on the socket of its GPU")
     placement: Literal["local", "interleaved", "first"] = Field(

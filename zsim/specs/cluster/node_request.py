@@ -111,9 +111,8 @@ def _parse_entry(text: str, where: str) -> dict[str, Any]:
 
 
 NETWORK_ALIASES: Mapping[str, str] = {
-    "fabric": "the shape of the network alone, in place of a [network] table; its other keys are as in the "
-    "file that is extended, where they belong to the shape; left out: that of the extended file "
-    "if it is a tree, else a fat tree",
+    "fabric": "the network's shape, in place of a [network] table; the shape's other keys are as in the file "
+    "that is extended; left out: that file's shape if it is a tree, else a fat tree",
     "oversubscription": "bandwidth of a leaf's downlinks over that of its uplinks, in place of a [network] "
     "table; left out: 1",
     "nodes_per_leaf": "nodes under one leaf switch, in place of a [network] table; left out: the usual "

@@ -277,8 +277,7 @@ class RlTable(StrictTable):
     )
     placement: Placement = Field(
         default="colocated",
-        description="rollout and training in turn on the same GPUs, in turn on separate ones, or at "
-        "the same time on separate ones",
+        description="rollout and training in turn on the same GPUs, in turn on separate ones, or at once",
     )
     framework: str = Field(
         default_factory=default_workflow,
@@ -306,8 +305,8 @@ class RlTable(StrictTable):
     )
     logprob_micro_batch_tokens: Count | None = Field(
         default=None,
-        description="the same without backward; left out: those of logprob_micro_batch_size "
-        "sequences, or of an update",
+        description="tokens of such a micro-batch; left out: those of logprob_micro_batch_size sequences, "
+        "or of an update",
     )
     reference: Literal["none", "resident", "host"] | None = Field(
         default=None,
@@ -321,8 +320,8 @@ class RlTable(StrictTable):
     )
     max_staleness: Annotated[float, Field(ge=0, le=64, strict=True)] | None = Field(
         default=None,
-        description="steps that a response may be older than the policy; below 1: the part of the "
-        "prompts one step old; left out: 0, with async 1",
+        description="steps that responses may lag behind the policy; below 1: the part of prompts one step "
+        "old; left out: 0, with async 1",
     )
     partial_rollout: StrictBool | None = Field(
         default=None,
@@ -331,8 +330,8 @@ class RlTable(StrictTable):
     )
     stream_prompts: Count | None = Field(
         default=None,
-        description="asynchronous trainers take the first so many prompts that end; left out: those "
-        "of a step, in order of start",
+        description="asynchronous trainers take this many prompts as they end; left out: those of a step, "
+        "in order of start",
     )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         default=1.0, description="prompts started for each one trained on"

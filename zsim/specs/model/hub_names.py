@@ -31,7 +31,7 @@ def hub_id_of_path(path: str) -> str:
 def missing_model(key: str, name: str) -> str:
     """The sentence about a model that a file names at `key` and that cannot be had here."""
     if is_hub_id(name):
-        return f"{key}: {unknown_hub_id(name)} (--model config.json)"
+        return f"{key}: {unknown_hub_id(name)} (--model NAME)"
     return f"{key}: '{name}' is no preset and no folder with a config.json; give one (--model config.json)"
 
 

@@ -189,9 +189,8 @@ class ParallelismTable(StrictTable):
         Annotated[float, Field(ge=1)] | tuple[Annotated[float, Field(ge=0)], ...] | str | None
     ) = Field(
         default=None,
-        description="rows of the fullest rank over the mean (1: forced balance); or a load per rank "
-        "(equal loads are drawn), a published spread by name, or 'seed:N'; left out: as "
-        "measured of such routers",
+        description="rows of the fullest rank over the mean (1: forced balance), a load per rank (equal "
+        "loads are drawn), a published spread by name, or 'seed:N'; left out: as measured of routers",
     )
     expert_padding: bool = Field(
         default=False,

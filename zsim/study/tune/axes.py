@@ -300,6 +300,11 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
     return _comparable(base, key, tuning.resolved_value(job, key))
 
 
+def is_current(base: Base, key: str, value: Any) -> bool:
+    """Whether a dotted key has this value in the base. Offloads to one device are alike."""
+    return bool(_comparable(base, key, value) == value_of(base, {}, key))
+
+
 def _comparable(base: Base, key: str, value: Any) -> Any:
     """The value in comparable form."""
     if value is None and key in _UNSET:

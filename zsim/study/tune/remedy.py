@@ -39,8 +39,8 @@ from zsim.study.tune.axes import (
     Candidate,
     base_of,
     choices_of,
+    is_current,
     structure_of,
-    value_of,
 )
 from zsim.study.tune.bounds import block_kinds, plan_seconds
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
@@ -149,7 +149,7 @@ def remedy_from(experiment: Experiment, start: Candidate, measured: CandidateRes
     changes: dict[str, Any] = {}
     assignments: list[str] = []
     for key, value in measured.candidate.overrides.items():
-        if value == value_of(start.base, {}, key):
+        if is_current(start.base, key, value):
             continue
         shown_key = tuning.written_key(table, key)
         changes[shown_key] = value
@@ -431,7 +431,7 @@ def _single_changes(start: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Can
             changes = {
                 key: value
                 for key, value in choice.overrides.items()
-                if value != value_of(start.base, {}, key)
+                if not is_current(start.base, key, value)
             }
             is_larger = changes.get(MICRO_BATCH, 0) > start.base.job.training.micro_batch_size
             is_lower = tuning_of(start.base.kind).shards_less(start.base, changes)
@@ -445,7 +445,7 @@ def _stricter_choices(start: Candidate, axis: TunedAxis) -> list[AxisChoice]:
     if axis.name != "checkpointing":
         return choices
     for number, choice in enumerate(choices):
-        if all(value == value_of(start.base, {}, key) for key, value in choice.overrides.items()):
+        if all(is_current(start.base, key, value) for key, value in choice.overrides.items()):
             return choices[number + 1 :]
     return choices
 

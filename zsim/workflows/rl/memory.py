@@ -201,7 +201,9 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
         if training.activation_checkpointing != "full" and not training.block_checkpointing:
             switches.append('training.activation_checkpointing = "full"')
         if job.micro_batch_room > job.sequence_length:
-            switches.append("a smaller training.micro_batch_size")
+            is_packed = job.table.micro_batch_tokens is not None
+            key = "rl.micro_batch_tokens" if is_packed else "training.micro_batch_size"
+            switches.append(f"a smaller {key}")
     return switches or [
         "more GPUs, or a model that more of them share"
         if name == "training"

@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from zsim.report.energy import bill
+from zsim.report.energy import bill, run_length_text
 from zsim.report.fit import allocator_sentences, breaking_sentence, fit_of, moment_notes
 from zsim.report.report import Report
 from zsim.report.views.html.figures import range_sentence
@@ -26,7 +26,7 @@ from zsim.report.views.tables import (
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
 from zsim.report.views.text.plain import WIDTH, paragraph
 from zsim.report.views.text.sentences import headline
-from zsim.units import GIGABYTES, format_bytes, format_flops, format_percent, format_seconds, format_tokens
+from zsim.units import GIGABYTES, format_bytes, format_flops, format_percent, format_seconds
 from zsim.validated.validation import Validation, describe_unexplained, format_validation
 
 if TYPE_CHECKING:
@@ -366,7 +366,8 @@ def _run_text(report: Report) -> str:
     unit, unit_seconds = next((row for row in _UNITS if seconds >= _LEAST * row[1]), _UNITS[-1])
     gpu_hours = seconds * report.simulation.world_size / 3600.0
     steps = ", less than one step, which takes" if tokens < report.step_tokens else ":"
-    text = f"{format_tokens(tokens)} tokens{steps} {seconds / unit_seconds:,.1f} {unit}"
+    length = run_length_text(tokens, 1 if cost is None or not has_length else cost.epochs)
+    text = f"{length}{steps} {seconds / unit_seconds:,.1f} {unit}"
     if report.step_seconds_range is not None:
         low, high = (seconds / unit_seconds * end / report.step_seconds for end in report.step_seconds_range)
         text += f" ({low:,.1f} to {high:,.1f} {unit})"

@@ -58,12 +58,12 @@ class CheckpointTable(FiniteTable):
     mode: CheckpointMode = Field(
         default="sync",
         description="what training waits for: writing, staging in host memory, or a copy in a peer's "
-        "memory or on the node's drives",
+        "memory or on local drives",
     )
     remote_every: int | str | None = Field(
         default=None,
-        description="how often a save of two tiers reaches the store; left out: the best interval "
-        "without the first tier that the store can take",
+        description="how often a save of two tiers reaches the store; left out: the best interval of saves "
+        "to the store alone that it can take",
     )
     staging: Staging = Field(
         default="pageable", description="host memory that state is copied to, as torch's `async_save` has it"

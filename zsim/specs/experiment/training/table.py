@@ -160,14 +160,14 @@ class TrainingTable(StrictTable):
     """
     software: str | None = Field(
         default=None,
-        description="what ran the job, for the defaults of other keys: "
+        description="releases whose defaults other keys have: "
         f"{phrase('training.software')}; left out: the default of each key",
     )
     """The defaults are those of `presets/software.toml`."""
     transformers: str | None = Field(
         default=None,
-        description="release of Hugging Face's transformers: up to 4.57 experts run one by one, from 5 on "
-        "stacked; padding masks change with 4.53, and bitsandbytes' 4 bits with 4.57; left out: "
+        description="release of transformers: up to 4.57 experts run one by one, from 5 on stacked; padding "
+        "masks change with 4.53, and bitsandbytes' 4 bits with 4.57; left out: "
         f"{left_out('training.transformers')}",
     )
     compile: bool = Field(default=False, description="torch.compile of blocks")

@@ -131,7 +131,7 @@ def clipped_linear(
 
 
 def product_names(root: str) -> tuple[str, str, str]:
-    """What most projectors call two products and the activation between them."""
+    """The names that most projectors give two products and the activation between them."""
     return f"{root}linear_1", f"{root}act", f"{root}linear_2"
 
 
