@@ -64,15 +64,30 @@ def test_another_program_s_key_is_corrected_to_what_it_means(tmp_path: Path, tab
     assert f"did you mean '{key}'?" in str(refused.value)
 
 
+@pytest.mark.parametrize("table", ["strategy", "training"])
 @pytest.mark.parametrize(
-    ("kind", "key"),
-    [("deepspeed", "strategy.config.zero_optimization.offload_optimizer"), ("fsdp2", "strategy.cpu_offload")],
+    ("kind", "key", "proposed"),
+    [
+        ("deepspeed", "offload_optimizer", "strategy.config.zero_optimization.offload_optimizer"),
+        ("fsdp2", "offload_optimizer", "strategy.cpu_offload"),
+        ("megatron", "offload_optimizer", "strategy.optimizer_offload_fraction"),
+        ("ddp", "offload_optimizer", None),
+        ("deepspeed", "offload_param", "strategy.config.zero_optimization.offload_param"),
+        ("fsdp1", "offload_param", "strategy.cpu_offload"),
+        ("megatron", "offload_param", None),
+    ],
 )
-def test_a_key_means_what_its_table_has(tmp_path: Path, kind: str, key: str) -> None:
-    """FSDP has `cpu_offload`, DeepSpeed a section of its JSON."""
+def test_a_key_means_what_the_strategy_has(
+    tmp_path: Path, kind: str, key: str, proposed: str | None, table: str
+) -> None:
+    """FSDP has `cpu_offload`, DeepSpeed sections of its JSON, and DDP nothing of the kind."""
     file = tmp_path / "x.toml"
-    file.write_text(
-        f'model = "gpt2"\ncluster = "dgx-h100"\n[strategy]\nkind = "{kind}"\noffload_optimizer = true\n'
+    lines = {"strategy": f'kind = "{kind}"', "training": "sequence_length = 512"}
+    text = "".join(
+        f"[{name}]\n{line}\n{f'{key} = true' if name == table else ''}\n" for name, line in lines.items()
     )
-    with pytest.raises(InputError, match=rf"unknown key 'offload_optimizer'; did you mean '{key}'\?"):
+    file.write_text(f'model = "gpt2"\ncluster = "dgx-h100"\n{text}')
+    with pytest.raises(InputError, match=f"unknown key '{key}'") as refused:
         load_experiment(file)
+    hint = str(refused.value).partition(f"unknown key '{key}'; ")[2]
+    assert hint == f"did you mean '{proposed}'?" if proposed else "strategy." not in hint

@@ -62,12 +62,26 @@ def test_a_type_of_this_year_without_a_plan_is_refused_with_the_reason(model_typ
         ({"model_type": "kimi_linear", "routed_expert_hidden_size": 32}, "routed_expert_hidden_size"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3"),
         ({"model_type": "qwen3", "architectures": ["DFlashDraftModel"]}, "DFlashDraftModel"),
+        ({"model_type": "llama", "architectures": ["EagleLlamaForCausalLM"]}, "EagleLlamaForCausalLM"),
+        ({"model_type": "llama", "architectures": ["MedusaModel"]}, "MedusaModel"),
     ],
 )
 def test_a_model_that_bears_the_type_of_another_is_refused_by_name(values: dict[str, Any], name: str) -> None:
     """Kimi K3's language model says kimi_linear, and draft models say the type of their blocks."""
     with pytest.raises(NotSimulatedError, match=name):
         model_from_config({**TEXT, **values}, "tiny", "config.json")
+
+
+def test_eagle_2_5_vl_sees_images_and_drafts_nothing() -> None:
+    """NVIDIA's vision model shares a name with the drafts. Its language model is a Qwen2."""
+    text = {**TEXT, "model_type": "qwen2"}
+    names = ["Eagle2_5_VLForConditionalGeneration"]
+    parts = {"text_config": text, "vision_config": {"model_type": "siglip_vision_model"}}
+    config = {"model_type": "eagle_2_5_vl", "architectures": names, **parts}
+    with pytest.raises(NotSimulatedError, match=r"has vision_config .* asked for by model.text_only = true"):
+        model_from_config(config, "tiny", "config.json")
+    alone = model_from_config({**config, "text_only": True}, "tiny", "config.json")
+    assert alone.numel == model_from_config(text, "tiny", "config.json").numel
 
 
 def test_a_null_of_mpts_keys_is_as_left_out() -> None:

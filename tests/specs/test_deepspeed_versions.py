@@ -47,6 +47,15 @@ def test_offloaded_memory_is_pinned_by_default_since_0_19_5(version: str, pinned
 
 
 @pytest.mark.parametrize(
+    ("version", "events"),
+    [("0.9.3", "_before_0_19_1"), ("0.19.0", "_before_0_19_1"), ("0.19.1", ""), ("0.19.8", "")],
+)
+def test_hooks_of_modules_change_with_0_19_1(version: str, events: str) -> None:
+    """parameter_offload.py of 0.19.0 is that of 0.18.9. #7916 of 0.19.1 remakes its autograd functions."""
+    assert load({}, version).release.module_hooks == events
+
+
+@pytest.mark.parametrize(
     ("version", "multi_rank", "in_buckets"), [("0.12.2", False, True), ("0.12.4", True, False)]
 )
 def test_stage_2_reduces_per_owner_and_gathers_in_buckets_before_0_12_4(

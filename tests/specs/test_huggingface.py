@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.model.families import decoders
+from zsim.specs.model.families import LazyFunction, decoders
 from zsim.specs.model.huggingface import FAMILIES, load_model, model_from_config, read_model_config
+from zsim.specs.model.multimodal import MULTIMODAL_FAMILIES
 from zsim.specs.model.spec import Block, Embedding, Linear
 from zsim.specs.presets import model_preset_names
 
@@ -115,6 +116,15 @@ def test_grouped_queries_with_a_plain_mlp(name: str, total: int, is_tied: bool) 
     assert (model.numel, model.is_tied) == (total, is_tied)
     norms = [module for module in model.blocks[0].modules if "layernorm" in module.name]
     assert [len(module.parameters) for module in norms] == [2, 2]
+
+
+def test_every_builder_that_is_imported_late_is_there() -> None:
+    """49 families beside the decoders, and 35 towers of images and sounds."""
+    builders = [family.build for family in FAMILIES.values() if isinstance(family.build, LazyFunction)]
+    names = [name for family in MULTIMODAL_FAMILIES.values() for name in family.builders.values()]
+    assert min(len(builders), len(names)) >= 30
+    for function in (*builders, *map(LazyFunction, names)):
+        assert callable(function.load()), function.name
 
 
 def test_a_llama_block_lists_its_leaf_modules_in_the_order_they_run() -> None:

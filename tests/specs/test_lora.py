@@ -101,6 +101,30 @@ def test_names_that_match_are_not_noted() -> None:
                      modules_to_save=["embed_tokens", "mlp"])  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "head", "sentence"),
+    [
+        (
+            "llama-3.2-1b",
+            "lm_head",
+            "'lm_head' has the weight of 'model.embed_tokens' .*; expected 'embed_tokens'",
+        ),
+        ("whisper-small", "proj_out", "'proj_out' has the weight of 'model.decoder.embed_tokens'"),
+    ],
+)
+def test_a_tied_head_alone_is_not_trained_whole(name: str, head: str, sentence: str) -> None:
+    with pytest.raises(NotSimulatedError, match=sentence):
+        model(None, name, sequence_length=256, **lora(modules_to_save=[head]))
+
+
+def test_a_tied_head_and_the_embedding_are_trained_once() -> None:
+    """Llama-3.2-1B, rank 16 on q and v: 16 x 16 (4096 + 2560), and an embedding of 128,256 x 2048."""
+    table = {"sequence_length": 512, **lora(modules_to_save=["lm_head", "embed_tokens"])}
+    job = resolve(Experiment(model="llama-3.2-1b", cluster="dgx-h100", gpus=8, training=table))
+    assert job.model.trainable_numel == 16 * 16 * 6656 + 128_256 * 2048
+    assert any("which is trained once; PEFT trains a copy for each" in note for note in job.notes)
+
+
 def test_adapters_leave_the_models_parameters_alone() -> None:
     found = model(**lora())
     assert found.numel - found.trainable_numel == 8_030_261_248

@@ -114,9 +114,26 @@ def test_eight_bits_are_refused_where_they_are_cast(changes: dict[str, Any], sen
         job(**{"lora": {"quantized": "int8"}, **changes})
 
 
-@pytest.mark.parametrize(("release", "is_old"), [("4.56", True), ("4.57", False), (None, False)])
+@pytest.mark.parametrize(
+    ("release", "is_old"), [("4.56", True), ("4.57", False), ("4", False), (None, False)]
+)
 def test_4_bits_come_of_branches_before_bitsandbytes_048(release: str | None, is_old: bool) -> None:
-    assert job(transformers=release).training.branches_on_4_bits is is_old
+    """Of 4 alone the last release is taken, and no note says that the key changes nothing."""
+    found = job(transformers=release)
+    assert found.training.branches_on_4_bits is is_old
+    assert any("bitsandbytes before 0.48" in note for note in found.notes) is is_old
+    assert not any("without effect" in note for note in found.notes)
+
+
+def test_a_release_without_effect_on_16_bits_is_noted() -> None:
+    found = job({"quantized": None}, transformers="4.56")
+    assert any("training.transformers is without effect" in note for note in found.notes)
+    assert not found.training.branches_on_4_bits
+
+
+def test_a_release_that_does_not_exist_is_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"training.transformers: found 'x', expected a release"):
+        job(transformers="x")
 
 
 def test_stacked_experts_in_4_bits_are_dequantised_once_and_kept_in_16() -> None:

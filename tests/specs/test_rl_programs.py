@@ -439,14 +439,16 @@ def test_openrlhfs_flags_of_both_generations_are_deepspeeds(flags: str) -> None:
 
 
 def test_openrlhfs_dpo_counts_pairs_and_has_a_reference_of_its_own() -> None:
-    """64 pairs on 8 GPUs in micro-batches of 2 pairs are 4 of 4 sequences, also beside adapters."""
+    """64 pairs on 8 GPUs in micro-batches of 2 pairs are 4 of 4 sequences, also beside adapters, of 512
+    tokens where nothing is said (train_dpo.py `--max_len`).
+    """
     flags = (
         "--train.batch_size 64 --train.micro_batch_size 2 --ds.zero_stage 3 --ds.lora.rank 8 --model.beta 0.1"
     )
     found = launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags}")
     training = found.training
     assert (training.micro_batch_size, training.gradient_accumulation_steps) == (4, 4)
-    assert (training.reference, training.cross_entropy) == ("copy", "eager")
+    assert (training.reference, training.cross_entropy, training.sequence_length) == ("copy", "eager", 512)
     assert not any("model.beta" in note for note in found.notes)
     command = f"deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo {flags}"
     for flag in ("--ref.offload", "--ref_offload"):

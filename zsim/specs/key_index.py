@@ -24,7 +24,13 @@ _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another word
 
 
 def nearest_key(
-    key: str, value: object, table: Sequence[str], model_type: type[BaseModel], *, prefix: str = ""
+    key: str,
+    value: object,
+    table: Sequence[str],
+    model_type: type[BaseModel],
+    *,
+    prefix: str = "",
+    strategy_keys: Collection[str] | None = None,
 ) -> str:
     """The end of an error message about a key that its `table` does not have.
 
@@ -33,19 +39,25 @@ def nearest_key(
     It is empty if there is none.
 
     `value` is the key's value. If it is a table with a single key, that key is corrected too. `prefix` begins
-    the dotted keys of other tables in the message. A model may name tables that its annotations do not show,
-    by key, in `inner_tables()`.
+    the dotted keys of other tables in the message. Of the keys of `[strategy]` only `strategy_keys` are
+    proposed, those of the kind at hand, or all without a kind. A model may name tables that its annotations
+    do not show, by key, in `inner_tables()`.
     """
+
+    def is_of_kind(segments: Sequence[str]) -> bool:
+        return segments[0] != "strategy" or strategy_keys is None or segments[1] in strategy_keys
+
     concept = concept_of(key)
     meant = [path.split(".") for path in concept.keys] if concept else []
-    meant = [path for path in meant if first_unknown_segment(path, model_type) is None]
-    if meant:  # engines have keys of their own for a setting: those of the table at hand come first
-        path = next((path for path in meant if {*path} & {*table}), meant[0])
-        return f"; did you mean '{prefix}{'.'.join(path)}'?"
+    meant = [path for path in meant if first_unknown_segment(path, model_type) is None and is_of_kind(path)]
+    if meant:
+        return f"; did you mean '{prefix}{'.'.join(meant[0])}'?"
     close_match = nearest(key, table)
     if close_match and SequenceMatcher(None, key, close_match).ratio() >= _MIN_SIMILARITY:
         return f"; did you mean '{close_match}'?"
-    all_paths = list(dict.fromkeys(_dotted_keys(model_type)))
+    all_paths = [
+        path for path in dict.fromkeys(_dotted_keys(model_type)) if is_of_kind((*path.split("."), "kind"))
+    ]
     paths = [path for path in all_paths if path.rpartition(".")[2] == key]
     if not paths and close_match:
         return f"; did you mean '{close_match}'?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -38,10 +38,13 @@ def raise_input_error(error: ValidationError, file: str, model_type: type[BaseMo
     raise InputError(format_problems(file, problems_of(error, model_type))) from None
 
 
-def problems_of(error: ValidationError, model_type: type[BaseModel]) -> list[str]:
-    """One sentence per problem in `error`."""
+def problems_of(
+    error: ValidationError, model_type: type[BaseModel], strategy_keys: Collection[str] | None = None
+) -> list[str]:
+    """One sentence per problem in `error`. `strategy_keys` are those of `nearest_key`."""
     details = error.errors(include_url=False)
-    return [_sentence(detail, details, model_type) for detail in _unique_problems(details, model_type)]
+    problems = _unique_problems(details, model_type)
+    return [_sentence(detail, details, model_type, strategy_keys) for detail in problems]
 
 
 def format_problems(file: str, sentences: Sequence[str]) -> str:
@@ -97,14 +100,20 @@ def _is_superseded(
     return any(len(deeper_path) > len(path) and deeper_path[: len(path)] == path for deeper_path in paths)
 
 
-def _sentence(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> str:
+def _sentence(
+    detail: ErrorDetails,
+    details: Sequence[ErrorDetails],
+    model_type: type[BaseModel],
+    strategy_keys: Collection[str] | None,
+) -> str:
     location, kind = detail["loc"], detail["type"]
     if kind in ("extra_forbidden", "missing"):
         where = _location_prefix(location[:-1], model_type)
         key = str(location[-1])
         if kind == "missing":
             return f"{where}missing key '{key}'"
-        return f"{where}unknown key '{key}'{_key_hint(key, detail['input'], location[:-1], model_type)}"
+        hint = _key_hint(key, detail["input"], location[:-1], model_type, strategy_keys)
+        return f"{where}unknown key '{key}'{hint}"
     where = _location_prefix(location, model_type)
     message = detail["msg"]
     if kind == "value_error":
@@ -145,11 +154,17 @@ def _expected(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type:
     )
 
 
-def _key_hint(key: str, value: Any, table: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
+def _key_hint(
+    key: str,
+    value: Any,
+    table: tuple[int | str, ...],
+    model_type: type[BaseModel],
+    strategy_keys: Collection[str] | None,
+) -> str:
     """Hint about an unknown key: the nearest key, another table that has the key, or the keys that the table
     may have.
     """
-    hint = nearest_key(key, value, _keys(model_type, table), model_type)
+    hint = nearest_key(key, value, _keys(model_type, table), model_type, strategy_keys=strategy_keys)
     if hint:
         return hint
     names = [part for part in table if isinstance(part, str)]

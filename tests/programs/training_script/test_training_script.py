@@ -49,6 +49,9 @@ def test_transformers_own_trainer_has_its_defaults(tmp_path: Path) -> None:
     assert found.program == "transformers"
     assert found.training.activation_checkpointing in (None, "none")
     assert (found.training.sequence_length, found.training.optimizer) == (1024, "adafactor-transformers")
+    notes = read_job(tmp_path, text, name="train.py").notes
+    assert any("so as transformers' Trainer has it: " in note for note in notes)
+    assert not any("TRL" in note for note in notes)
 
 
 def test_adapters_have_pefts_defaults_and_its_preparation(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES
-from zsim.specs.experiment.training.software import NEWEST
+from zsim.specs.experiment.training.table import LAST_OF_MODULES, NEWEST
 from zsim.specs.formats.config_file import TrainingFile, load_file
 from zsim.specs.formats.file_values import FileValues
 

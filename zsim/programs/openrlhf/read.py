@@ -53,7 +53,7 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     )
     file.global_batch_size = keys.count("train.batch_size", 128)
     file.settings["training.sequence_length"] = _length(
-        keys, values, 512 if trainer.endswith(_RM) else 2048, is_ppo=is_ppo
+        keys, values, 512 if trainer.endswith((_DPO, _RM)) else 2048, is_ppo=is_ppo
     )
     precision = keys.get("ds.param_dtype", "bf16" if not is_old or "bf16" in values else "fp32")
     file.settings["training.precision"] = precision

@@ -125,7 +125,7 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     if has_rollout:
         read_rollout(values, trainer)
     write_release(values, *_OLDER_KEYS)
-    values.finish(_OLDER if is_older else RELEASE)
+    values.finish("transformers' Trainer" if trainer == "hf" else _OLDER if is_older else RELEASE)
     return file
 
 

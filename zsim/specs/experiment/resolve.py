@@ -225,7 +225,9 @@ def _resolve_trained_model(
     )
     check_reference(requested, table, config, parallelism)
     expert_split = _split_experts(model, table, layout.requested_parallelism)
-    is_unstacked, expert_notes = runs_experts_one_by_one(model, requested, table, expert_split)
+    is_unstacked, expert_notes = runs_experts_one_by_one(
+        model, requested, table, expert_split, has_mask=layout.padding_mask is not None
+    )
     if is_unstacked:
         model = unstack_experts(model)
     training = replace(training, has_fp32_stream=is_prepared(requested, table.kind, model))

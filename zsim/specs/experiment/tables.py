@@ -323,7 +323,7 @@ class Experiment(ExperimentFile):
         except ValidationError as error:
             # without the kind that pydantic puts into the path
             kind = data["strategy"]["kind"] if isinstance(data.get("strategy"), Mapping) else ""
-            sentences = problems_of(error, type(self))
+            sentences = problems_of(error, type(self), STRATEGIES[kind].model_fields if kind else None)
             problems += [sentence.replace(f"strategy.{kind}.", "strategy.") for sentence in sentences]
         if problems:
             raise InputError(format_problems(origin, [*unreadable_names(data), *problems])) from None
@@ -386,7 +386,7 @@ def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[d
                 f"strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
             )
         elif not owners:
-            hint = nearest_key(key, table.get(key), sorted(options), file)
+            hint = nearest_key(key, table.get(key), sorted(options), file, strategy_keys=options)
             hint = hint or expected_text(key, sorted(options), "zsim explain strategy")
             problems.append(f"strategy: unknown key '{key}'{hint}")
     if kind is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -193,10 +192,3 @@ class ConfigReader:
         numbers = [name for name, value in self.values.items() if isinstance(value, int | float)]
         hint = did_you_mean(key, [name for name in numbers if not name.startswith("_")])
         return self.error(f"no {names}, which a {self.family} model needs{hint}")
-
-
-def builder(name: str) -> Callable[..., Any]:
-    """The function `name` ("module.function") of the families. Its module is imported when it is called."""
-    module, _, function = name.partition(".")
-    path = f"{__package__}.families.{module}"
-    return lambda *arguments: getattr(importlib.import_module(path), function)(*arguments)

@@ -19,8 +19,8 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.model import hub_names
-from zsim.specs.model.config_reader import ConfigReader, builder
-from zsim.specs.model.families import decoders
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families import LazyFunction, decoders
 from zsim.specs.model.multimodal import add_towers, split_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import kinds_with, role_of
@@ -53,75 +53,75 @@ _MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_
 _ROUTED = {"n_routed_experts": ("num_local_experts",)}
 
 _FAMILIES: dict[str, ModelFamily] = {
-    "qwen": ModelFamily(builder("classic.qwen")),
-    "gpt_oss": ModelFamily(builder("moe_variants.gpt_oss"), _MOE_NAMES),
-    "llama4_text": ModelFamily(builder("moe_variants.llama4"), _MOE_NAMES),
-    "longcat_flash": ModelFamily(builder("moe_variants.longcat_flash"), {
+    "qwen": ModelFamily(LazyFunction("classic.qwen")),
+    "gpt_oss": ModelFamily(LazyFunction("moe_variants.gpt_oss"), _MOE_NAMES),
+    "llama4_text": ModelFamily(LazyFunction("moe_variants.llama4"), _MOE_NAMES),
+    "longcat_flash": ModelFamily(LazyFunction("moe_variants.longcat_flash"), {
         **_ROUTED, "moe_topk": ("num_experts_per_tok",), "ffn_hidden_size": ("intermediate_size",),
         "expert_ffn_hidden_size": ("moe_intermediate_size",),
     }),
-    "gemma4_text": ModelFamily(builder("gemma4.gemma4")),
-    "gemma4_unified_text": ModelFamily(builder("gemma4.gemma4_unified")),
-    "gemma3n_text": ModelFamily(builder("gemma4.gemma3n")),
-    "gpt2": ModelFamily(builder("gpt.gpt2"), _N_NAMES),
-    "gpt_bigcode": ModelFamily(builder("gpt.gpt_bigcode"), _N_NAMES),
-    "gptj": ModelFamily(builder("gpt.gptj"), _N_NAMES),
-    "gpt_neo": ModelFamily(builder("gpt.gpt_neo"), {
+    "gemma4_text": ModelFamily(LazyFunction("gemma4.gemma4")),
+    "gemma4_unified_text": ModelFamily(LazyFunction("gemma4.gemma4_unified")),
+    "gemma3n_text": ModelFamily(LazyFunction("gemma4.gemma3n")),
+    "gpt2": ModelFamily(LazyFunction("gpt.gpt2"), _N_NAMES),
+    "gpt_bigcode": ModelFamily(LazyFunction("gpt.gpt_bigcode"), _N_NAMES),
+    "gptj": ModelFamily(LazyFunction("gpt.gptj"), _N_NAMES),
+    "gpt_neo": ModelFamily(LazyFunction("gpt.gpt_neo"), {
         "num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",),
     }),
-    "gpt_neox": ModelFamily(builder("gpt.gpt_neox")),
-    "falcon": ModelFamily(builder("classic.falcon"), {
+    "gpt_neox": ModelFamily(LazyFunction("gpt.gpt_neox")),
+    "falcon": ModelFamily(LazyFunction("classic.falcon"), {
         "num_hidden_layers": ("n_layer",), "num_attention_heads": ("n_head",), "num_kv_heads": ("n_head_kv",),
     }),
-    "mpt": ModelFamily(builder("classic.mpt"), {
+    "mpt": ModelFamily(LazyFunction("classic.mpt"), {
         "d_model": ("hidden_size",), "n_heads": ("num_attention_heads",), "n_layers": ("num_hidden_layers",),
     }),
-    "bloom": ModelFamily(builder("classic.bloom"), {
+    "bloom": ModelFamily(LazyFunction("classic.bloom"), {
         "hidden_size": ("n_embed",), "n_layer": ("num_hidden_layers",), "n_head": ("num_attention_heads",),
     }),
-    "opt": ModelFamily(builder("classic.opt")),
-    "qwen3_next": ModelFamily(builder("delta.qwen3_next"), _MOE_NAMES),
-    "qwen3_5_text": ModelFamily(builder("delta.qwen3_5")),
-    "qwen3_5_moe_text": ModelFamily(builder("delta.qwen3_5_moe"), _MOE_NAMES),
-    "lara_mini": ModelFamily(builder("delta.lara_mini"), _MOE_NAMES),
-    "olmo_hybrid": ModelFamily(builder("delta.olmo_hybrid")),
-    "nemotron_h": ModelFamily(builder("nemotron_h.nemotron_h"), {
+    "opt": ModelFamily(LazyFunction("classic.opt")),
+    "qwen3_next": ModelFamily(LazyFunction("delta.qwen3_next"), _MOE_NAMES),
+    "qwen3_5_text": ModelFamily(LazyFunction("delta.qwen3_5")),
+    "qwen3_5_moe_text": ModelFamily(LazyFunction("delta.qwen3_5_moe"), _MOE_NAMES),
+    "lara_mini": ModelFamily(LazyFunction("delta.lara_mini"), _MOE_NAMES),
+    "olmo_hybrid": ModelFamily(LazyFunction("delta.olmo_hybrid")),
+    "nemotron_h": ModelFamily(LazyFunction("nemotron_h.nemotron_h"), {
         **_ROUTED, "n_groups": ("mamba_n_groups",), "conv_kernel": ("mamba_d_conv",),
         "chunk_size": ("mamba_chunk_size",), "use_conv_bias": ("mamba_conv_bias",),
     }),
     "granitemoehybrid": ModelFamily(
-        builder("state_spaces.granitemoehybrid"), {"layer_types": ("layers_block_type",), **_MOE_NAMES}
+        LazyFunction("state_spaces.granitemoehybrid"), {"layer_types": ("layers_block_type",), **_MOE_NAMES}
     ),
-    "bamba": ModelFamily(builder("state_spaces.bamba")),
-    "jamba": ModelFamily(builder("state_spaces.jamba"), _MOE_NAMES),
-    "falcon_h1": ModelFamily(builder("state_spaces.falcon_h1")),
+    "bamba": ModelFamily(LazyFunction("state_spaces.bamba")),
+    "jamba": ModelFamily(LazyFunction("state_spaces.jamba"), _MOE_NAMES),
+    "falcon_h1": ModelFamily(LazyFunction("state_spaces.falcon_h1")),
     "zamba2": ModelFamily(
-        builder("state_spaces.zamba2"),
+        LazyFunction("state_spaces.zamba2"),
         {"layer_types": ("layers_block_type",), "head_dim": ("attention_head_dim",)},
     ),
-    "kimi_linear": ModelFamily(builder("kimi_linear.kimi_linear"), {
+    "kimi_linear": ModelFamily(LazyFunction("kimi_linear.kimi_linear"), {
         "num_local_experts": ("num_experts",), "num_experts_per_tok": ("num_experts_per_token",),
         "n_shared_experts": ("num_shared_experts",), "num_expert_group": ("n_group",),
     }),
-    "bailing_hybrid": ModelFamily(builder("kimi_linear.bailing_hybrid"), {
+    "bailing_hybrid": ModelFamily(LazyFunction("kimi_linear.bailing_hybrid"), {
         "num_local_experts": ("num_experts",), "n_shared_experts": ("num_shared_experts",),
     }),
-    "deepseek_v32": ModelFamily(builder("sparse.deepseek_v32"), _ROUTED),
-    "deepseek_v4": ModelFamily(builder("deepseek_v4.deepseek_v4"), _ROUTED),
-    "glm_moe_dsa": ModelFamily(builder("sparse.glm_moe_dsa"), _ROUTED),
-    "minimax": ModelFamily(builder("minimax.minimax"), _MOE_NAMES),
+    "deepseek_v32": ModelFamily(LazyFunction("sparse.deepseek_v32"), _ROUTED),
+    "deepseek_v4": ModelFamily(LazyFunction("deepseek_v4.deepseek_v4"), _ROUTED),
+    "glm_moe_dsa": ModelFamily(LazyFunction("sparse.glm_moe_dsa"), _ROUTED),
+    "minimax": ModelFamily(LazyFunction("minimax.minimax"), _MOE_NAMES),
     **dict.fromkeys(
-        ("minimax_m3", "minimax_m3_vl_text"), ModelFamily(builder("minimax.minimax_m3"), _MOE_NAMES)
+        ("minimax_m3", "minimax_m3_vl_text"), ModelFamily(LazyFunction("minimax.minimax_m3"), _MOE_NAMES)
     ),
-    "lfm2": ModelFamily(builder("lfm.lfm2")),
-    "lfm2_moe": ModelFamily(builder("lfm.lfm2_moe"), _MOE_NAMES),
-    "lfm3": ModelFamily(builder("lfm.lfm3")),
-    **dict.fromkeys(("rwkv7", "rwkv7_fla"), ModelFamily(builder("rwkv.rwkv7"))),
-    "bert": ModelFamily(builder("encoders.bert")),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ModelFamily(builder("encoders.roberta"))),
-    "modernbert": ModelFamily(builder("encoders.modernbert")),
-    **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(builder("t5.t5"), _T5_NAMES)),
-    "whisper": ModelFamily(builder("whisper.whisper"), {"d_model": ("hidden_size",)}),
+    "lfm2": ModelFamily(LazyFunction("lfm.lfm2")),
+    "lfm2_moe": ModelFamily(LazyFunction("lfm.lfm2_moe"), _MOE_NAMES),
+    "lfm3": ModelFamily(LazyFunction("lfm.lfm3")),
+    **dict.fromkeys(("rwkv7", "rwkv7_fla"), ModelFamily(LazyFunction("rwkv.rwkv7"))),
+    "bert": ModelFamily(LazyFunction("encoders.bert")),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ModelFamily(LazyFunction("encoders.roberta"))),
+    "modernbert": ModelFamily(LazyFunction("encoders.modernbert")),
+    **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(LazyFunction("t5.t5"), _T5_NAMES)),
+    "whisper": ModelFamily(LazyFunction("whisper.whisper"), {"d_model": ("hidden_size",)}),
 }  # fmt: skip
 
 
@@ -185,7 +185,7 @@ REFUSED_TYPES = {
     "muse_spark": "its gated residual and experts narrower than the model",
 }
 
-_DRAFTS = re.compile("Eagle|DFlash|DSpark|Medusa|Draft")
+_DRAFTS = re.compile(r"Eagle(?!\w*VL)|EAGLE|DFlash|DSpark|^Medusa|Draft")  # NVIDIA's Eagle_VL sees images
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
 

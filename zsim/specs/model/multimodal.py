@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.image_features import ImageFeatures
-from zsim.specs.model.config_reader import ConfigReader, builder
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families import LazyFunction
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 TEXT_ONLY = "text_only"
@@ -25,7 +26,7 @@ class MultimodalFamily:
     """The towers of a `model_type`."""
 
     tower: str | None
-    """The builder of its vision tower, from its configuration and the language model's width (`builder`)."""
+    """The name of the builder of its vision tower, of its configuration and the language model's width."""
     text_type: str
     """The type of the language model where the file does not say it."""
     root: str = "model.language_model"
@@ -40,7 +41,7 @@ class MultimodalFamily:
     has_optional_towers: bool = False
     """A tower without its configuration is not there. False for one with the sizes of the class."""
     audio: str | None = None
-    """The builder of its tower of sounds, which runs first."""
+    """The name of that of its tower of sounds, which runs first."""
 
     @property
     def builders(self) -> Mapping[str, str]:
@@ -243,7 +244,7 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
         )
 
     deep = sum(
-        builder("qwen_towers.num_deep_features")(part)
+        LazyFunction("qwen_towers.num_deep_features")(part)
         for part, builder_name in config.towers
         if builder_name == _QWEN3_VL
     )
@@ -260,7 +261,7 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
         block_prefix=rename(model.block_prefix),
         registered_before_blocks=rename_all(model.registered_before_blocks),
         registered_after_blocks=rename_all(model.registered_after_blocks),
-        towers=tuple(builder(name)(part, model.hidden_size) for part, name in config.towers),
+        towers=tuple(LazyFunction(name)(part, model.hidden_size) for part, name in config.towers),
     )
 
 

@@ -60,8 +60,15 @@ class Release:
     accumulates_in_another_dtype: Annotated[bool, ReleaseChange(f"#2847, {_ENGINE}", since=(0, 10, 1))]
     """ZeRO knows a `grad_accum_dtype` that is not the weights' type."""
     has_bf16_overflow_key: Annotated[bool, ReleaseChange("#6976, precision_config.py", since=(0, 17, 1))]
-    module_hooks: Annotated[str, ReleaseChange("timed", until=(0, 19, 0), value="_before_0_19", otherwise="")]
-    """The end of the names of the events that stage 3's hooks of a module cost the host."""
+    module_hooks: Annotated[
+        str,
+        ReleaseChange(
+            "#7916, zero/parameter_offload.py", until=(0, 19, 1), value="_before_0_19_1", otherwise=""
+        ),
+    ]
+    """The end of the names of the events that stage 3's hooks of a module cost the host. They were timed with
+    0.9.3 to 0.18.9, whose code 0.19.0 still has, and with 0.19.8.
+    """
     requires_positive_reduce_bucket: Annotated[bool, ReleaseChange("zero/config.py", since=(0, 19, 6))]
     has_one_bit_optimizers: Annotated[bool, ReleaseChange("config.py", until=(0, 19, 7))]
     aio_threads_key: Annotated[

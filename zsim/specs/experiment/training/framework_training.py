@@ -9,7 +9,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.training.lora_table import LoraTable
-from zsim.specs.experiment.training.table import AttentionChoice, TrainingTable
+from zsim.specs.experiment.training.table import LAST_OF_MODULES, AttentionChoice, TrainingTable
 from zsim.specs.model.adapters import Adapters
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import ExpertSplit
@@ -22,9 +22,6 @@ from zsim.specs.strategy.training import AttentionKind, Checkpointing, LayerKern
 
 Table = TypeVar("Table", bound=StrategyTable)
 Config = TypeVar("Config", bound=StrategyConfig)
-
-LAST_OF_MODULES = "4.57"
-"""The last transformers in which every routed expert has modules of its own."""
 
 
 class FrameworkTraining(Generic[Table, Config]):

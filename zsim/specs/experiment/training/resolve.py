@@ -14,7 +14,7 @@ from zsim.operations.traced import CaptureInfo
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.training.attention import attention_kind, release_number
 from zsim.specs.experiment.training.framework_training import training_of
-from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.experiment.training.table import NEWEST, TrainingTable
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -72,6 +72,12 @@ def resolve_training(
     if connections != DEFAULT_CONNECTIONS and gpu.vendor != "nvidia":
         notes.append(f"training.device_max_connections is CUDA's: without effect on GPU '{gpu.name}'")
         connections = DEFAULT_CONNECTIONS
+    has_branches = table.has_4_bits and release_number(table.transformers or NEWEST) < _TABLE_OF_4_BITS
+    if has_branches:
+        notes.append(
+            f"training.transformers: {table.transformers} is taken with a bitsandbytes before 0.48, whose 4 "
+            "bits become 16 through branches"
+        )
     training = TrainingConfig(
         sequence_length=length,
         micro_batch_size=table.micro_batch_size or 1,
@@ -101,7 +107,7 @@ def resolve_training(
         reference=table.reference,
         reference_forwards=table.reference_forwards,
         reference_dtype=table.frozen_dtype or "",
-        branches_on_4_bits=release_number(table.transformers or "99") < _TABLE_OF_4_BITS,
+        branches_on_4_bits=has_branches,
     )
     return training, notes
 

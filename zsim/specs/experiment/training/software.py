@@ -20,8 +20,8 @@ from zsim.files import preset_table
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.training.attention import has_efficient_default, release_number
-from zsim.specs.experiment.training.framework_training import LAST_OF_MODULES, training_of
-from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.experiment.training.framework_training import training_of
+from zsim.specs.experiment.training.table import LAST_OF_MODULES, NEWEST, TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_looped_form
 from zsim.specs.model.spec import ModelSpec
@@ -190,33 +190,37 @@ def _toml(value: object) -> str:
 
 
 _TRANSFORMERS = "training.transformers"
-NEWEST = "5.23"
 ASSUMED_STACKED = "routed experts are assumed to be stacked"
 """The note on a release that nothing says begins with it."""
 
 
 def runs_experts_one_by_one(
-    model: ModelSpec, requested: TrainingTable, strategy: StrategyTable, split: ExpertSplit
+    model: ModelSpec,
+    requested: TrainingTable,
+    strategy: StrategyTable,
+    split: ExpertSplit,
+    *,
+    has_mask: bool,
 ) -> tuple[bool, Sequence[str]]:
     """Whether every routed expert has modules of its own, as up to transformers 4.57, and notes on what is
     assumed of it.
 
-    If `training.transformers` is left out, the framework's release decides, else 5 is assumed.
+    If `training.transformers` is left out, the framework's release decides, else 5 is assumed. `has_mask`
+    says that attention has a padding mask, which differs by release.
 
-    Raises InputError for a release that does not exist, and together with code that is not transformers'.
+    Raises InputError together with code that is not transformers'.
     """
     release = requested.transformers
-    number = None if release is None else _major_release(release)
+    number = None if release is None else release_number(release)[0]
     has_experts = stacked_experts(model) is not None
     if "transformers" not in requested.model_fields_set and not (
         has_experts and split.library == TRANSFORMERS
     ):
         release = None  # that of `training.software`, which runs other parts of the job
     if not has_experts:
-        notes = (
-            [f"{_TRANSFORMERS} is without effect: '{model.name}' has no routed experts"] if release else []
-        )
-        return False, notes
+        is_mute = release and not has_mask and not requested.has_4_bits
+        note = f"{_TRANSFORMERS} is without effect: '{model.name}' has no routed experts"
+        return False, [note] if is_mute else []
     if split.library != TRANSFORMERS:
         if release is None:
             return False, ()
@@ -241,13 +245,3 @@ def runs_experts_one_by_one(
         f'several times as long: {_TRANSFORMERS} = "{LAST_OF_MODULES}"'
     )
     return False, (note,)
-
-
-def _major_release(release: str) -> int:
-    match = re.fullmatch(r"([345])(\.\d{1,3}){0,2}", release)
-    if not match:
-        raise InputError(
-            f"{_TRANSFORMERS}: found '{release}', expected a release of Hugging Face's transformers, as in "
-            f"'{NEWEST}' or '{LAST_OF_MODULES}'"
-        )
-    return int(match[1])

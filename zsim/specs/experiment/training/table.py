@@ -2,6 +2,7 @@
 
 # See [Note: annotations of tables].
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -30,6 +31,10 @@ AttentionChoice = Literal[
     "flash", "flash1", "flash1-triton", "flash2", "flash2-deterministic", "flash3", "flash4", "efficient",
     "cudnn", "cudnn-deterministic", "math",
 ]  # fmt: skip
+NEWEST = "5.23"
+"""The newest transformers."""
+LAST_OF_MODULES = "4.57"
+"""The last transformers in which every routed expert has modules of its own."""
 
 
 class TrainingTable(StrictTable):
@@ -43,6 +48,11 @@ class TrainingTable(StrictTable):
             other_keys = {key: value for key, value in data.items() if key != "micro_batch_size"}
             return {"micro_batch_sizes": data["micro_batch_size"], **other_keys}
         return data
+
+    @property
+    def has_4_bits(self) -> bool:
+        """Whether frozen weights are in bitsandbytes' 4 bits."""
+        return self.lora is not None and self.lora.quantized == "nf4"
 
     @model_validator(mode="after")
     def _check_allocator(self) -> Self:
@@ -66,9 +76,15 @@ class TrainingTable(StrictTable):
 
     @field_validator("transformers", mode="before")
     @classmethod
-    def _reads_numbers(cls, value: object) -> object:
-        """Turns a release without quotes, such as 4.51, into text. Only its major number is read."""
-        return str(value) if type(value) in (int, float) else value
+    def _reads_release(cls, value: object) -> object:
+        """The release as text, of one without quotes, such as 4.51, too. 4 alone is the last of its kind."""
+        release = str(value) if type(value) in (int, float) else value
+        if isinstance(release, str) and not re.fullmatch(r"[345](\.\d{1,3}){0,2}", release):
+            raise ValueError(
+                f"found '{release}', expected a release of Hugging Face's transformers, as in '{NEWEST}' or "
+                f"'{LAST_OF_MODULES}'"
+            )
+        return LAST_OF_MODULES if release == "4" else release
 
     sequence_length: Length | None = Field(
         default=None, description="tokens of a sequence; left out: the model's longest up to 4096"
@@ -150,8 +166,9 @@ class TrainingTable(StrictTable):
     """The defaults are those of `presets/software.toml`."""
     transformers: str | None = Field(
         default=None,
-        description="release of transformers: up to 4.57 experts run one by one, from 5 on stacked; left "
-        f"out: {left_out('training.transformers')}",
+        description="release of transformers: up to 4.57 experts run one by one, from 5 on stacked; padding "
+        "masks change with 4.53, and bitsandbytes' 4 bits with 4.57; left out: "
+        f"{left_out('training.transformers')}",
     )
     compile: bool = Field(default=False, description="torch.compile of blocks")
     layer_kernels: LayerKernels | None = Field(

@@ -128,6 +128,7 @@ def apply_training(
     base_model = model
     model, adapted = add_adapters(base_model, adapters)
     check_targets(base_model, adapters, adapted)
+    notes += _check_tied_heads(base_model, lora.modules_to_save)
     notes += unmatched_notes(lora, base_model, adapters, adapted)
     notes += quantisation_notes(lora, base_model, framework, has_preparation=has_preparation)
     starts = table.activation_checkpointing != "none" or bool(table.block_checkpointing)
@@ -377,6 +378,28 @@ def _check_parameters(model: ModelSpec, adapters: Adapters, adapted_names: Colle
             f"{_WHERE}.target_parameters: '{target}' matches no stacked weight of experts of "
             f"'{model.name}'{hint.removesuffix('?')}{weights_phrase}"
         )
+
+
+def _check_tied_heads(model: ModelSpec, saved_names: Collection[str]) -> list[str]:
+    """A note on a tied head in `modules_to_save` together with the embedding, whose weight it has.
+
+    Raises NotSimulatedError for such a head alone, of which PEFT trains a copy (huggingface/peft #2777, of
+    0.17, and 0.18 on without `ensure_weight_tying`).
+    """
+    heads = [module.name for module in model.after if module.op_spec.weight_numel and not module.has_weight]
+    head = next((name for name in heads for saved in saved_names if is_saved(f"{name}.weight", saved)), None)
+    if not model.is_tied or head is None:
+        return []
+    embedding = next(module.name for module in model.before if module.role is Role.EMBEDDING)
+    if any(is_saved(f"{embedding}.weight", saved) for saved in saved_names):
+        return [
+            f"{_WHERE}.modules_to_save: '{head}' and '{embedding}' are one weight in '{model.name}', which "
+            "is trained once; PEFT trains a copy for each without ensure_weight_tying"
+        ]
+    raise NotSimulatedError(
+        f"{_WHERE}.modules_to_save: '{head}' has the weight of '{embedding}' in '{model.name}', and zsim "
+        f"does not simulate the copy that PEFT trains of it; expected '{embedding.rpartition('.')[2]}'"
+    )
 
 
 def unmatched_notes(
