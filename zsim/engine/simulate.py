@@ -187,15 +187,13 @@ def resimulate_seconds(outcome: Outcome, *, is_serial: bool = False, connections
         seconds = _serial_seconds(outcome)
         if seconds is not None:
             return seconds
-    job, classes = outcome.job, outcome.classes
+    job = outcome.job
     if connections is not None:
         job = replace(job, training=replace(job.training, device_max_connections=connections))
     request = StepRequest(job, outcome.plan, outcome.topology, outcome.slowdowns, is_serial=is_serial)
-    if len(classes.representatives) == job.world_size:  # maybe unfolded
-        classes, _ = find_classes(request, unfold=False)
     return _resimulate(
         request,
-        classes,
+        outcome.classes,
         outcome.steady_allocators,
         lambda: [allocator.initial for allocator in outcome.steady_allocators],
     )
@@ -227,6 +225,8 @@ def _resimulate(
     allocator is simulated.
     """
     with garbage_collection.pause():
+        if len(classes.representatives) == request.job.world_size:  # maybe unfolded
+            classes, _ = find_classes(request, unfold=False)
         prepared = prepare(request, classes, simpy.Environment())
         run = run_once(prepared)
         times = [(rank.issue, rank.ended) for rank in _first_ranks(prepared, run)]
