@@ -38,7 +38,7 @@ ALLOWED = {
     ("specs/experiment/programs.py", "importlib"): "a module of zsim's own folder of a program",
     ("specs/formats/program.py", "importlib"): "the module `read` of a program's own folder",
     ("specs/lazy_model.py", "importlib"): "a table of zsim's own, by the name in its annotation",
-    ("specs/model/families/__init__.py", "importlib"): "a module of families, by the name in the table of builders",
+    ("specs/model/families/__init__.py", "importlib"): "the module of a builder of models",
     ("report/views/html/page.py", "importlib"): "the file plotly.min.js of the installed plotly",
     ("study/check/targets.py", "importlib"): "the checkout's own checks of recorded cases, by a fixed name",
     ("specs/capture/capture.py", "importlib"): "the function of the user's own that --model or Python names",
