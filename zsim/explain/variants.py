@@ -229,10 +229,8 @@ def routing_range(outcome: Outcome) -> tuple[float, float] | None:
     is_isolated = outcome.jitter_run is None and not outcome.concurrent_jobs
     if experts is None or not is_assumed or not is_isolated or outcome.plan.num_ops > _MAX_OPS:
         return None
-    unfold = outcome.stats.rank_classes == job.world_size
     even, uneven = (
-        simulate_job(_set_expert_loads(job, experts, end), unfold=unfold).trace.step_seconds
-        for end in ("low", "high")
+        simulate_job(_set_expert_loads(job, experts, end)).trace.step_seconds for end in ("low", "high")
     )
     return even, uneven
 
@@ -262,7 +260,7 @@ def _older_experts_note(outcome: Outcome) -> str:
     changes = training_of(job.kind).transformers_4_changes(job.experiment.strategy)
     try:
         older = resolve(change_experiment(job.experiment, changes))
-        seconds = simulate_job(older, unfold=outcome.stats.rank_classes == job.world_size).trace.step_seconds
+        seconds = simulate_job(older).trace.step_seconds
     except ZsimError:  # a key that older releases lack
         return ""
     keys = ", ".join(f'{key} = "{value}"' for key, value in changes.items())
@@ -281,7 +279,7 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
         return None
     if not any(isinstance(work, OffloadWork) for work in plan.unique_work()):
         return None
-    spreads, unfold = load_spreads(), outcome.stats.rank_classes == job.world_size
+    spreads = load_spreads()
     fast, slow = (
         replace(job, cluster=scale_offload_rates(job.cluster, end, spreads)) for end in ("fast", "slow")
     )
@@ -290,7 +288,7 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
         fast = replace(fast, strategy=faster[0])
     ends = (fast, plan if faster is None else None), (slow, plan)
     fast_seconds, slow_seconds = (
-        simulate_job(end, unfold=unfold, plan=end_plan).trace.step_seconds for end, end_plan in ends
+        simulate_job(end, plan=end_plan).trace.step_seconds for end, end_plan in ends
     )
     return fast_seconds, slow_seconds
 
