@@ -93,8 +93,9 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
             lambda block: sum(module.training_flops(sequence_length) for module in block.modules),
         )
     frozen = 1 - model.trainable_numel / model.numel if model.numel else 0.0
-    used = active_numel(model) + _sum_over_blocks(model, lambda block: _sample_numel(block, sequence_length))
-    return (6.0 - 2.0 * frozen) * used + 3.0 * attention_flops_per_token(model, sequence_length)
+    return (6.0 - 2.0 * frozen) * _used_numel(model, sequence_length) + 3.0 * attention_flops_per_token(
+        model, sequence_length
+    )
 
 
 def forward_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
@@ -103,8 +104,7 @@ def forward_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     """
     if model.towers:
         model = replace(model, towers=())
-    used = active_numel(model) + _sum_over_blocks(model, lambda block: _sample_numel(block, sequence_length))
-    return 2.0 * used + attention_flops_per_token(model, sequence_length)
+    return 2.0 * _used_numel(model, sequence_length) + attention_flops_per_token(model, sequence_length)
 
 
 def hardware_flops_per_token(
@@ -170,6 +170,12 @@ def _recomputed_flops(block: Block, sequence_length: int, policy: Checkpointing)
 def _core_flops(block: Block, sequence_length: int) -> float:
     cores = (module for module in block.modules if module.role is Role.MIXER)
     return sum(module.forward_flops(sequence_length) for module in cores)
+
+
+def _used_numel(model: ModelSpec, sequence_length: int) -> float:
+    """Parameters that a token's products multiply, with those of a sample's rows as often as they run."""
+    rows = _sum_over_blocks(model, lambda block: _sample_numel(block, sequence_length))
+    return active_numel(model) + rows
 
 
 def _sample_numel(block: Block, sequence_length: int) -> float:

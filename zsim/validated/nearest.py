@@ -56,7 +56,9 @@ def nearest_runs(
     runs_per_source = Counter((key[0], run.source) for key, run in ordered)
     chosen: list[tuple[int, ValidatedRun]] = []
     for (cell, _, _), run in ordered:
-        if len(chosen) < _MAX_RUNS and sum(each.source == run.source for _, each in chosen) < per_source:
+        if len(chosen) == _MAX_RUNS:
+            break
+        if sum(each.source == run.source for _, each in chosen) < per_source:
             chosen.append((cell, run))
     shown = Counter((cell, run.source) for cell, run in chosen)
     return tuple(

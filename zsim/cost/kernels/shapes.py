@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from zsim.cost.kernels.layer_kernels import LayerKernelSet
 from zsim.cost.kernels.losses import EAGER, LossKernelSet
@@ -126,14 +126,14 @@ class WorkOptions:
     @classmethod
     def of(cls, training: TrainingConfig) -> WorkOptions:
         """How the modules compute under a training."""
-        names = (each.name for each in fields(cls) if hasattr(training, each.name))
-        return cls(
-            **{name: getattr(training, name) for name in names},
-            dtype=training.precision,
-            loss=losses()[training.cross_entropy],
-            micro_batches=training.gradient_accumulation_steps if training.precision == "fp8" else 1,
-            layers=layer_kernel_sets()[training.layer_kernels],
-        )
+        derived: dict[str, Any] = {
+            "dtype": training.precision,
+            "loss": losses()[training.cross_entropy],
+            "micro_batches": training.gradient_accumulation_steps if training.precision == "fp8" else 1,
+            "layers": layer_kernel_sets()[training.layer_kernels],
+        }
+        names = (each.name for each in fields(cls) if each.name not in derived)
+        return cls(**{name: getattr(training, name) for name in names}, **derived)
 
     @property
     def joins_norms(self) -> bool:
