@@ -100,13 +100,10 @@ class DdpSchedule(Hooks):
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
         embeddings = [module for module in workload.model.before if module.role is Role.EMBEDDING]
-        self._casts_embedding = any(
-            self._is_cast(parameter) for module in embeddings for parameter in module.parameters
-        )
+        embedded = [parameter for module in embeddings for parameter in module.parameters]
+        self._casts_embedding = any(map(self._is_cast, embedded))
         self._trains_low_embedding = any(
-            parameter.trainable and not self._is_cast(parameter)
-            for module in embeddings
-            for parameter in module.parameters
+            weight.trainable and not self._is_cast(weight) for weight in embedded
         )
         order = _backward_order(workload)
         ready_parameters = [parameter for call in order for parameter in reversed(call.trainable_parameters)]

@@ -163,11 +163,8 @@ class Names(ast.NodeVisitor):
     visit_MatchAs = visit_MatchStar = visit_ExceptHandler
 
     def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
-        scope: Scope | None = self.scope
-        while scope is not None:
-            for name in node.names:
-                scope.bind(name, None)
-            scope = scope.parent
+        for name in node.names:
+            self._unbind(name)
 
     visit_Nonlocal = visit_Global
 
@@ -211,10 +208,15 @@ class Names(ast.NodeVisitor):
     def _forget(self, node: ast.expr) -> None:
         """Take the value from the names in an expression whose value is changed in place."""
         for part in ast.walk(node):
-            scope: Scope | None = self.scope if isinstance(part, ast.Name) else None
-            while scope is not None and isinstance(part, ast.Name):
-                scope.bind(part.id, None)
-                scope = scope.parent
+            if isinstance(part, ast.Name):
+                self._unbind(part.id)
+
+    def _unbind(self, name: str) -> None:
+        """Take the value from a name in this scope and in those around it."""
+        scope: Scope | None = self.scope
+        while scope is not None:
+            scope.bind(name, None)
+            scope = scope.parent
 
     def _bind_parameters(self, function: ast.FunctionDef | ast.AsyncFunctionDef, is_method: bool) -> None:
         """Bind the parameters of a function to the arguments of its one call, and others to nothing."""
