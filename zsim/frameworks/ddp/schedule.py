@@ -32,6 +32,7 @@ from zsim.plan.moments import BetweenSteps, JobMoment
 from zsim.plan.ops import Collective, Memory
 from zsim.plan.shared.optimizer import (
     clip_gradients,
+    group_by_type,
     lazy_states,
     optimizer_tensors,
     paged_states,
@@ -107,18 +108,18 @@ class DdpSchedule(Hooks):
         )
         order = _backward_order(workload)
         ready_parameters = [parameter for call in order for parameter in reversed(call.trainable_parameters)]
-        self.gradients = [(parameter.numel, self._type_of(parameter)) for parameter in ready_parameters]
+        gradients = [(parameter.numel, self._type_of(parameter)) for parameter in ready_parameters]
         self.gradient_bytes = self._bytes(ready_parameters)
         tensors = optimizer_tensors(
             workload, [(parameter, parameter.shape) for parameter in ready_parameters]
         )
         self.updated = [
-            replace(tensor, dtype=dtype) for tensor, (_, dtype) in zip(tensors, self.gradients, strict=True)
+            replace(tensor, dtype=dtype) for tensor, (_, dtype) in zip(tensors, gradients, strict=True)
         ]
         self._buckets: list[_Bucket] = []
         caps = strategy.first_bucket_cap_bytes, strategy.bucket_cap_bytes
         bucket_at: dict[int, _Bucket] = {}
-        for number, positions in enumerate(ddp_buckets(self.gradients, *caps)):
+        for number, positions in enumerate(ddp_buckets(gradients, *caps)):
             parameters = [ready_parameters[position] for position in positions]
             dtype = self._type_of(parameters[0])
             self._buckets.append(_Bucket(number, dtype, self._bytes(parameters), len(positions)))
@@ -346,14 +347,11 @@ class DdpSchedule(Hooks):
         """Clip and update the parameters of all stages of the rank. The norm is summed over the pipeline."""
         if self.strategy.optimizer_in_backward:
             return
-        numels: dict[str, list[int]] = {}
-        for numel, dtype in (gradient for chunk in self.stage_hooks for gradient in chunk.gradients):
-            numels.setdefault(dtype, []).append(numel)
-        for dtype, same_type in numels.items():
-            clip_gradients(self.builder, self.training, same_type, ((PIPELINE, 4),), dtype=dtype)
-        update(
-            self.builder, self.training, [tensor for chunk in self.stage_hooks for tensor in chunk.updated]
-        )
+        tensors = [tensor for chunk in self.stage_hooks for tensor in chunk.updated]
+        for dtype, same_type in group_by_type(tensors, self.training.stored_dtype).items():
+            numels = [tensor.numel for tensor in same_type]
+            clip_gradients(self.builder, self.training, numels, ((PIPELINE, 4),), dtype=dtype)
+        update(self.builder, self.training, tensors)
         if not self.has_views:
             self.builder.free("gradients", sum(chunk.gradient_bytes for chunk in self.stage_hooks))
 

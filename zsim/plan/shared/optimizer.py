@@ -87,6 +87,14 @@ def _state_bytes(training: TrainingConfig, tensors: Sequence[UpdatedTensor]) -> 
     return sum(state_tensors(training.optimizer, tensors, training.stored_dtype))
 
 
+def group_by_type(tensors: Sequence[UpdatedTensor], dtype: str) -> dict[str, list[UpdatedTensor]]:
+    """Tensors by their type, of which `dtype` is that of tensors without one of their own."""
+    tensors_of: dict[str, list[UpdatedTensor]] = {}
+    for tensor in tensors:
+        tensors_of.setdefault(tensor.dtype or dtype, []).append(tensor)
+    return tensors_of
+
+
 def clip_gradients(
     builder: PlanBuilder,
     training: TrainingConfig,
@@ -130,9 +138,7 @@ def update(
     `foreach` Adam allocates the square roots of all second moments at once (`_foreach_sqrt`). bitsandbytes
     waits for the GPU after every tensor.
     """
-    tensors_of: dict[str, list[UpdatedTensor]] = {}
-    for tensor in tensors:
-        tensors_of.setdefault(tensor.dtype or training.stored_dtype, []).append(tensor)
+    tensors_of = group_by_type(tensors, training.stored_dtype)
     if len(tensors_of) > 1:
         for same_type in tensors_of.values():
             update(
