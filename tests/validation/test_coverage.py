@@ -53,9 +53,9 @@ def test_misses_lie_on_both_sides(judged: list[JudgedRun]) -> None:
 
 
 def test_half_the_intervals_are_narrower_than_three_eighths_each_way(judged: list[JudgedRun]) -> None:
-    """The trade against coverage that docs/accuracy.md publishes."""
+    """The trade against coverage that docs/accuracy.md publishes, over all runs and over those of one node."""
     assert there(coverage_of(judged)).half_width <= 0.375
-    assert there(coverage_of(judged, lambda job: not job.is_several)).half_width <= 0.31
+    assert there(coverage_of(judged, lambda job: not job.is_several)).half_width <= 0.375
 
 
 def test_intervals_as_wide_as_blind_sources_ask_for_hold_more_often_for_studied_ones(
