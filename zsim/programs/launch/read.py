@@ -17,7 +17,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.programs.accelerate.read import read_values as read_accelerate_values
-from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
+from zsim.programs.axolotl import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.job import leave_row_counts
 from zsim.programs.huggingface.models import write_types
@@ -34,14 +34,14 @@ from zsim.programs.launch.commands import (
     script_path,
     section_of,
 )
-from zsim.programs.litgpt.program import PROGRAM as LITGPT
-from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
-from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
+from zsim.programs.litgpt import PROGRAM as LITGPT
+from zsim.programs.llama_factory import PROGRAM as LLAMA_FACTORY
+from zsim.programs.ms_swift import PROGRAM as MS_SWIFT
 from zsim.programs.torchtitan.read import read_torchtitan
-from zsim.programs.trainer.program import PROGRAM as TRAINER
+from zsim.programs.trainer import PROGRAM as TRAINER
 from zsim.programs.training_script.read import read_script
+from zsim.programs.trl import PROGRAM as TRL
 from zsim.programs.trl.keys import ACCELERATE_CONFIGS
-from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
 from zsim.specs.experiment.programs import programs
 from zsim.specs.formats.config_file import (

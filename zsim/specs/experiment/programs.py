@@ -1,6 +1,6 @@
 """The programs whose files zsim reads and writes, and the settings that can be expressed in each.
 
-A program is a folder of `zsim.programs` with a module `program`, or one that the table of marks there has.
+A program is a folder of `zsim.programs` with a `PROGRAM`, or one that the table of marks there has.
 Core looks it up by its name and names none.
 For one key of an experiment, or for all keys with the prefix before a star, a row of its `keys` gives the
 values that the program accepts, where they are set, and how. A setting without a row cannot be expressed in
@@ -28,8 +28,9 @@ _PACKAGE = "zsim.programs"
 def _programs_by_folder() -> Mapping[str, TrainingProgram]:
     """The programs by the name of their folder, in their order."""
     (package,) = importlib.import_module(_PACKAGE).__path__
-    names = (path.parent.name for path in Path(package).glob("*/program.py"))
-    programs = {name: role_of(name, "program", "PROGRAM") for name in names}
+    folders = [path.parent.name for path in Path(package).glob("*/__init__.py")]
+    packages = {folder: importlib.import_module(f"{_PACKAGE}.{folder}") for folder in folders}
+    programs = {name: module.PROGRAM for name, module in packages.items() if hasattr(module, "PROGRAM")}
     programs |= importlib.import_module(f"{_PACKAGE}.marks").marked_programs()
     return dict(sorted(programs.items(), key=lambda entry: (entry[1].order, entry[0])))
 

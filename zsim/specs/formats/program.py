@@ -98,7 +98,7 @@ class TrainingProgram:
     """A program whose files or command lines zsim reads or writes, as its folder in `zsim.programs` describes
     it.
 
-    `PROGRAM` in the module `program` of the folder. Beside it stand `keys` (`CONFIG_MAPPINGS`: the settings
+    `PROGRAM` of the folder. In it stand `keys` (`CONFIG_MAPPINGS`: the settings
     that it can be told) and, where zsim writes its file, `write` (`WRITER`).
     """
 
@@ -172,7 +172,7 @@ class TrainingProgram:
     @property
     def package(self) -> str:
         """The package of the program's folder."""
-        return type(self).__module__.rpartition(".")[0]
+        return type(self).__module__
 
     def reading_module(self) -> ModuleType:
         """The module `read` of the program's folder, which is imported when a file is read."""
