@@ -8,25 +8,25 @@ import sys
 
 import pytest
 
-from zsim.reference.completion import clusters, key_values, keys, models
+from zsim.commands.options import complete_clusters, complete_key_values, complete_keys, complete_models
 
 
 def test_presets_and_keys_are_offered_by_their_beginning() -> None:
-    assert "llama-3-8b" in models("llama-3")
-    assert clusters("dgx-h") == ["dgx-h100"]
-    assert keys("network.nodes_per_r") == ["network.nodes_per_router"]
+    assert "llama-3-8b" in complete_models("llama-3")
+    assert complete_clusters("dgx-h") == ["dgx-h100"]
+    assert complete_keys("network.nodes_per_r") == ["network.nodes_per_router"]
 
 
 def test_behind_a_key_its_values_are_offered() -> None:
-    assert key_values("training.micro_batch_size") == [
+    assert complete_key_values("training.micro_batch_size") == [
         "training.micro_batch_size=",
         "training.micro_batch_sizes=",
     ]
-    assert key_values("strategy.kind=f") == ["strategy.kind=fsdp1", "strategy.kind=fsdp2"]
-    assert key_values("parallelism.sequence_parallel=t") == ["parallelism.sequence_parallel=true"]
-    assert key_values("cluster.network.kind=t") == ["cluster.network.kind=torus"]
-    assert key_values("training.micro_batch_size=") == []
-    assert key_values("no.such_key=") == []
+    assert complete_key_values("strategy.kind=f") == ["strategy.kind=fsdp1", "strategy.kind=fsdp2"]
+    assert complete_key_values("parallelism.sequence_parallel=t") == ["parallelism.sequence_parallel=true"]
+    assert complete_key_values("cluster.network.kind=t") == ["cluster.network.kind=torus"]
+    assert complete_key_values("training.micro_batch_size=") == []
+    assert complete_key_values("no.such_key=") == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Options shared by several commands: an experiment with changes on the command line, and JSON output."""
+"""Options shared by several commands: an experiment with changes, JSON output, and completions in a shell."""
 
 from __future__ import annotations
 
@@ -21,18 +21,54 @@ if TYPE_CHECKING:
     from zsim.specs.user_code import UserCode
 
 
-def completion_of(completer: str) -> Callable[[str], list[str]]:
-    """The function that completes a half-typed value in the shell: the function `completer` of
-    `zsim.reference.completion`.
+def complete_models(incomplete: str) -> list[str]:
+    """Model presets."""
+    from zsim.specs.presets import model_preset_names
+
+    return _filter_prefix(model_preset_names(), incomplete)
+
+
+def complete_presets(incomplete: str) -> list[str]:
+    """Models and clusters."""
+    return [*complete_models(incomplete), *complete_clusters(incomplete)]
+
+
+def complete_clusters(incomplete: str) -> list[str]:
+    """Cluster presets."""
+    from zsim.specs.presets import topology_preset_names
+
+    return _filter_prefix(topology_preset_names(), incomplete)
+
+
+def complete_keys(incomplete: str) -> list[str]:
+    """Keys of every file."""
+    from zsim.reference import FILES, keys_of
+
+    return _filter_prefix(dict.fromkeys(key.path for file in FILES for key in keys_of(file)), incomplete)
+
+
+def complete_key_values(incomplete: str) -> list[str]:
+    """KEY=VALUE of `--set`: the keys of an experiment and, below `cluster.`, of its topology.
+
+    After the "=" of a key its allowed values are completed.
     """
+    from zsim.reference import keys_of
 
-    def complete(incomplete: str) -> list[str]:
-        from zsim.reference import completion
+    keys_by_path = {key.path: key for key in keys_of("experiment")}
+    keys_by_path |= {f"cluster.{key.path}": key for key in keys_of("topology")}
+    name, equals, _ = incomplete.partition("=")
+    if not equals:
+        return _filter_prefix((f"{path}=" for path in keys_by_path), incomplete)
+    key = keys_by_path.get(name)
+    values: tuple[str, ...] = ()
+    if key is not None and key.type in ("one of", "true or false"):
+        values = key.allowed or ("true", "false")
+    value_words = (value.strip('"') for value in values)
+    return _filter_prefix((f"{name}={word}" for word in value_words), incomplete)
 
-        values: list[str] = getattr(completion, completer)(incomplete)
-        return values
 
-    return complete
+def _filter_prefix(names: Iterable[str], start: str) -> list[str]:
+    return [name for name in names if name.startswith(start)]
 
 
 Set = Annotated[
@@ -41,7 +77,7 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Any key of the experiment and of the files it names: strategy.stage=2, cluster.nvme.drives=9.",
-        autocompletion=completion_of("key_values"),
+        autocompletion=complete_key_values,
     ),
 ]
 AllowCode = Annotated[
@@ -82,14 +118,12 @@ class ExperimentOptions:
         typer.Option(
             help="Model preset, Hub id, path to a Hugging Face config.json, or package.module:function: a "
             "function of yours that returns (torch module, inputs), which is imported and called.",
-            autocompletion=completion_of("models"),
+            autocompletion=complete_models,
         ),
     ] = None
     cluster: Annotated[
         str | None,
-        typer.Option(
-            help="Cluster preset, or path to a topology TOML.", autocompletion=completion_of("clusters")
-        ),
+        typer.Option(help="Cluster preset, or path to a topology TOML.", autocompletion=complete_clusters),
     ] = None
     gpu: Annotated[
         str | None,

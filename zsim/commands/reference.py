@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import answer, completion_of, format_json, json_option
+from zsim.commands.options import answer, complete_keys, complete_presets, format_json, json_option
 
 
 def explain(
@@ -19,7 +19,7 @@ def explain(
         str | None,
         typer.Argument(
             help="A key, a table, a kind of file, or what another program calls it; none: the tables.",
-            autocompletion=completion_of("keys"),
+            autocompletion=complete_keys,
         ),
     ] = None,
     markdown: Annotated[
@@ -93,7 +93,7 @@ def presets(
         typer.Argument(
             help="A model or a cluster: its details.",
             show_default=False,
-            autocompletion=completion_of("presets"),
+            autocompletion=complete_presets,
         ),
     ] = None,
     json_: Annotated[Path | None, json_option("the presets")] = None,

@@ -15,7 +15,7 @@ from zsim.commands.options import (
     Jobs,
     Set,
     answer,
-    completion_of,
+    complete_clusters,
     folder_option,
     is_output,
     json_option,
@@ -301,7 +301,7 @@ def rent(
         list[str] | None,
         typer.Option(
             help="Only this preset or topology file, again for more; else every preset that has a price.",
-            autocompletion=completion_of("clusters"),
+            autocompletion=complete_clusters,
         ),
     ] = None,
     price: Annotated[
