@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.validated.conftest import FEATURES
-from zsim.validated.errors import FIRST_DISSIMILAR_CELL, quantiles, similar_runs
-from zsim.validated.runs import ValidatedRun
+from zsim.validated.runs import FIRST_DISSIMILAR_CELL, ValidatedRun, quantiles, similar_runs
 
 Make = Callable[..., ValidatedRun]
 

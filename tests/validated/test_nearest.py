@@ -10,8 +10,7 @@ from math import hypot, log
 import pytest
 
 from tests.validated.conftest import FEATURES, estimates
-from zsim.validated.nearest import nearest_runs
-from zsim.validated.runs import ValidatedRun, validated_runs
+from zsim.validated.runs import ValidatedRun, nearest_runs, validated_runs
 from zsim.validated.validation import validation_of
 from zsim.validated.width import describe_cell, dtype_of, uncounted_respects, width_stages
 

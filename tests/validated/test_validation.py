@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.validated.conftest import FEATURES, estimates
-from zsim.validated.errors import REPEAT_ERROR
-from zsim.validated.runs import ValidatedRun, validated_runs
+from zsim.validated.runs import REPEAT_ERROR, ValidatedRun, validated_runs
 from zsim.validated.validation import format_range, format_validation, validation_of
 
 NONE = estimates({"any run": 0.05})

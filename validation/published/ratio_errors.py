@@ -10,10 +10,9 @@ from statistics import fmean
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.validated.errors import BROADER_CELL_WEIGHT, LEVEL, quantiles
 from zsim.validated.features import ALLOCATOR
 from zsim.validated.ratios import ALLOCATOR_SHORT, KINDS, SETTINGS, SEVERAL_SETTINGS, bound_of, kind_of
-from zsim.validated.runs import ValidatedRun
+from zsim.validated.runs import BROADER_CELL_WEIGHT, LEVEL, ValidatedRun, quantiles
 
 
 def estimate_ratio_errors(runs: Sequence[ValidatedRun], *, is_shared: bool | None = None) -> dict[str, float]:

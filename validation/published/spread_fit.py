@@ -11,10 +11,17 @@ from statistics import fmean, median, variance
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.validated.errors import LEVEL, MIN_SOURCES, REPEAT_ERROR, quantiles
 from zsim.validated.extrapolation import RESPECTS, extrapolations
 from zsim.validated.features import Features
-from zsim.validated.runs import ValidatedRun, ValidatedRuns, exclude_source
+from zsim.validated.runs import (
+    LEVEL,
+    MIN_SOURCES,
+    REPEAT_ERROR,
+    ValidatedRun,
+    ValidatedRuns,
+    exclude_source,
+    quantiles,
+)
 from zsim.validated.spread import RESPECTS_OF_JOBS, UNSTUDIED, SpreadEstimates, settings_left_open
 
 # Of an error in the fits: a larger one tells of a setup that is not as it was taken to be, not of a respect

@@ -23,7 +23,7 @@ from zsim.specs.cluster.files import load_power_law
 from zsim.specs.lazy_model import EVIDENCE_ORDER, Evidence
 from zsim.units import format_seconds
 from zsim.validated.features import Features
-from zsim.validated.nearest import NearRun, nearest_runs
+from zsim.validated.runs import NearRun, nearest_runs
 from zsim.validated.validation import Validation, format_range
 from zsim.validated.width import (
     WidthStage,

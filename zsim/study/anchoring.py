@@ -22,8 +22,8 @@ from zsim.study.differences import differing_settings, is_shared
 from zsim.study.search import simulate
 from zsim.study.sweep.records import report_row
 from zsim.units import format_seconds
-from zsim.validated.errors import REPEAT_ERROR
 from zsim.validated.ratios import ratio_range
+from zsim.validated.runs import REPEAT_ERROR
 from zsim.validated.validation import format_range
 
 

@@ -7,7 +7,7 @@ The table says how full zsim predicts a memory to be, the error of that figure, 
 A job needs exp(error) times what zsim says, and fits where that is no more than the memory's usable bytes.
 Errors are those of rows that no number of zsim is fitted to (role report), and that use at least a quarter of
 their GPU. The error of a small job, in proportion, is the context's and the cache's doing. As for the step's
-interval (`zsim.validated.errors`), every source counts once, however many rows it has. One more source has
+interval (`zsim.validated.runs`), every source counts once, however many rows it has. One more source has
 the errors of the others with the opposite sign. A cell of similar runs with few sources borrows from broader
 ones.
 
@@ -28,8 +28,7 @@ from typing import Literal
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.validated.errors import BROADER_CELL_WEIGHT, LEVEL, quantiles, weights_by_source
-from zsim.validated.runs import PRESETS
+from zsim.validated.runs import BROADER_CELL_WEIGHT, LEVEL, PRESETS, quantiles, weights_by_source
 
 TABLE = PRESETS / "validated_memory.csv"
 REPORT_ROLE = "report"  # the role of rows that no number is fitted to

@@ -1,4 +1,6 @@
-"""The shipped table of validated runs: one line per published run with its features and zsim's error.
+"""Validated runs: the shipped table, the runs that are like a job or nearest to it, and quantiles of errors.
+
+The table has one line per published run, with its features and zsim's error.
 
 `python validation/published/accuracy.py` rewrites it.
 """
@@ -9,9 +11,11 @@ import csv
 import io
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
+from math import exp, expm1, log2
 from operator import itemgetter
 from pathlib import Path
 from typing import Self
@@ -181,3 +185,118 @@ def is_low_precision(training: str) -> bool:
 def exclude_source(runs: Sequence[ValidatedRun], source: str | None) -> ValidatedRuns:
     """The runs of all other sources, or all runs without a `source`. No source vouches for itself."""
     return ValidatedRuns.from_runs(runs if source is None else (run for run in runs if run.source != source))
+
+
+LEVEL = 0.8  # of the intervals
+# A broader cell weighs as much as one more source of the narrower one.
+BROADER_CELL_WEIGHT = 1.0
+# Number of sources from which on runs like a job are enough; below it those of its framework are counted too.
+MIN_SOURCES = 3
+# Repeated runs of one configuration differ by this in their step (MosaicML's, validation/published).
+REPEAT_ERROR = 0.006
+
+FIRST_DISSIMILAR_CELL = 2  # from this cell on runs are not like the job: they have another strategy
+FRAMEWORK_CELL = 2
+
+
+def similar_runs(features: Features, runs: Sequence[ValidatedRun]) -> tuple[tuple[ValidatedRun, ...], int]:
+    """The runs of the job's closest cell that has any, and the cell's number (`Features.cells`).
+
+    Without a run of the job's framework, nodes and strategy there are none.
+    """
+    runs = ValidatedRuns.from_runs(runs)
+    for number, cell in enumerate(features.cells):
+        indices = runs.cell_indices(number, cell)
+        if indices:
+            is_like = number < FIRST_DISSIMILAR_CELL
+            return tuple(runs[index] for index in indices) if is_like else (), number
+    return (), len(features.cells) - 1
+
+
+def weights_by_source(sources: Sequence[str]) -> tuple[Floats, int]:
+    """Weights that add up to 1 and are the same for every source, and the number of sources."""
+    counts = Counter(sources)
+    weights = {source: 1.0 / (len(counts) * count) for source, count in counts.items()}
+    return np.array([weights[source] for source in sources]), len(counts)
+
+
+def quantiles(values: Floats, weights: Floats, levels: Sequence[float]) -> list[float]:
+    """Weighted quantiles at `levels`, interpolated between the middles of the sorted values' weights."""
+    counts = weights > 0
+    values, weights = values[counts], weights[counts]
+    order = np.argsort(values, kind="stable")
+    middles = np.cumsum(weights[order]) - weights[order] / 2
+    return [float(value) for value in np.interp(levels, middles / weights.sum(), values[order])]
+
+
+_MAX_RUNS = 6
+# Distance of a feature that differs, in doublings of the number of GPUs. Chosen so that a list reads well.
+_OTHER_STRATEGY, _OTHER_GPU, _OTHER_FABRIC, _LENGTH = 3.0, 2.0, 1.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class NearRun:
+    """A validated run near a job."""
+
+    run: ValidatedRun
+    cell: int
+    """The number of the closest cell that the run shares with the job (`Features.cells`)."""
+    more: int = 0
+    """Runs of the same source that share that cell and are not shown."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one: below 0 where zsim was too fast."""
+        return expm1(-self.run.error)
+
+    @property
+    def measured_over_predicted(self) -> float:
+        """In the measure of intervals: above 1 where zsim was too fast."""
+        return exp(self.run.error)
+
+
+def nearest_runs(
+    job: Features,
+    sequence_length: float | None = None,
+    runs: Sequence[ValidatedRun] | None = None,
+    *,
+    per_source: int = 2,
+) -> tuple[NearRun, ...]:
+    """The runs nearest to the job, at most `per_source` of each source.
+
+    They are ordered by the closest shared cell, and in it by strategy, GPU, fabric, and the ratios of GPUs,
+    parameters and sequence length.
+    """
+    runs = validated_runs() if runs is None else runs
+    ordered = sorted(
+        ((_closest_shared_cell(run.features, job), _distance(run, job, sequence_length), run.row_id), run)
+        for run in runs
+    )
+    runs_per_source = Counter((key[0], run.source) for key, run in ordered)
+    chosen: list[tuple[int, ValidatedRun]] = []
+    for (cell, _, _), run in ordered:
+        if len(chosen) == _MAX_RUNS:
+            break
+        if sum(each.source == run.source for _, each in chosen) < per_source:
+            chosen.append((cell, run))
+    shown = Counter((cell, run.source) for cell, run in chosen)
+    return tuple(
+        NearRun(run, cell, runs_per_source[cell, run.source] - shown[cell, run.source])
+        for cell, run in chosen
+    )
+
+
+def _closest_shared_cell(run: Features, job: Features) -> int:
+    pairs = zip(run.cells, job.cells, strict=True)
+    return next(number for number, (run_cell, job_cell) in enumerate(pairs) if run_cell == job_cell)
+
+
+def _distance(run: ValidatedRun, job: Features, sequence_length: float | None) -> float:
+    features = run.features
+    distance = _OTHER_STRATEGY * (features.strategy != job.strategy) + _OTHER_GPU * (features.gpu != job.gpu)
+    distance += _OTHER_FABRIC * (features.fabric != job.fabric)
+    for count, job_count in ((features.gpus, job.gpus), (features.parameters, job.parameters)):
+        distance += abs(log2(max(count, 1) / max(job_count, 1)))
+    if sequence_length:
+        distance += _LENGTH * abs(log2(max(run.settings.sequence_length, 1) / sequence_length))
+    return distance

@@ -40,10 +40,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import hypot
 
-from zsim.validated.errors import REPEAT_ERROR
-from zsim.validated.extrapolation import Extrapolation, extrapolations
+from zsim.validated.extrapolation import extrapolations
 from zsim.validated.features import ALLOCATOR, HOST, NETWORK, OFFLOADING, Features
-from zsim.validated.runs import ValidatedRun, shipped_estimates
+from zsim.validated.runs import REPEAT_ERROR, ValidatedRun, shipped_estimates
 
 ANY = "any run"
 UNSTUDIED = "unstudied source"
@@ -146,7 +145,10 @@ def spread_parts(
         for name, respect in RESPECTS_OF_JOBS.items()
         if respect.holds(job)
     ]
-    components += [_extrapolated(part, estimates) for part in extrapolations(job, runs)]
+    components += [
+        SpreadPart(part.respect, part.steps * estimates.extrapolation.get(part.respect, 0.0), part.sentence)
+        for part in extrapolations(job, runs)
+    ]
     components += [
         SpreadPart(name, estimates.open.get(name, 0.0), OPEN_SENTENCES[name], is_open=True)
         for name in settings_left_open(job)
@@ -162,12 +164,6 @@ def settings_left_open(job: Features) -> tuple[str, ...]:
 def setting_with_binding(name: str, binding: str) -> str:
     """The name in `OPEN_SENTENCES` of a setting of a job whose step `binding` bounds."""
     return f"hidden {name}" if name in _HIDDEN and binding != NETWORK else name
-
-
-def _extrapolated(part: Extrapolation, estimates: SpreadEstimates) -> SpreadPart:
-    return SpreadPart(
-        part.respect, part.steps * estimates.extrapolation.get(part.respect, 0.0), part.sentence
-    )
 
 
 def spread_of(components: Sequence[SpreadPart]) -> float:

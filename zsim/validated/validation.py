@@ -7,15 +7,18 @@ from dataclasses import asdict, dataclass, replace
 from math import exp, expm1, hypot, log
 from typing import Any
 
-from zsim.validated.errors import (
+from zsim.validated.extrapolation import extrapolations
+from zsim.validated.features import Features
+from zsim.validated.runs import (
     FIRST_DISSIMILAR_CELL,
     FRAMEWORK_CELL,
     MIN_SOURCES,
+    ValidatedRun,
+    ValidatedRuns,
+    exclude_source,
     similar_runs,
+    validated_runs,
 )
-from zsim.validated.extrapolation import extrapolations
-from zsim.validated.features import Features
-from zsim.validated.runs import ValidatedRun, ValidatedRuns, exclude_source, validated_runs
 from zsim.validated.spread import SpreadEstimates, spread_estimates, spread_of, spread_parts
 
 OFFLOADING = "CPU, host memory, PCIe and drives"

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, expm1
 
-from zsim.validated.errors import FIRST_DISSIMILAR_CELL, FRAMEWORK_CELL
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
-from zsim.validated.runs import ValidatedRun, validated_runs
+from zsim.validated.runs import FIRST_DISSIMILAR_CELL, FRAMEWORK_CELL, ValidatedRun, validated_runs
 from zsim.validated.spread import ANY, UNSTUDIED, SpreadEstimates, spread_estimates, spread_of, spread_parts
 from zsim.validated.validation import Validation, widen_for_input
 
