@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, check_choice
 from zsim.trace.trace import Trace
 
 Verdict = Literal["pass", "fail", "inconclusive"]
@@ -57,11 +57,8 @@ class Tolerances:
         values: dict[str, float] = {}
         for text in texts:
             name, equals, number = text.rpartition("=")
-            if equals and name.strip() not in names:
-                raise InputError(
-                    f"tolerance '{text}': found '{name}', expected one of {', '.join(names)}"
-                    + did_you_mean(name, names)
-                )
+            if equals:
+                check_choice(f"tolerance '{text}': found '{name}', ", name.strip(), names)
             value = _fraction(text, number)
             values |= {name.strip(): value} if equals else dict.fromkeys(names, value)
         return Tolerances(**values)

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
+from zsim.errors import InputError, NotSimulatedError, check_choice, did_you_mean, unreadable_reason
 from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
 from zsim.programs.shell import SCRIPT_SUFFIXES, Script, ScriptCall, script_call
 from zsim.reading import parse_whole_number, read_text
@@ -124,11 +124,8 @@ class Arguments:
         value = self.values.get(flag, default)
         if value is None:
             return None
-        if options and str(value) not in options:
-            raise InputError(
-                f"{self.where}: --{flag}: found '{value}', expected one of {', '.join(options)}"
-                f"{did_you_mean(str(value), options)}"
-            )
+        if options:
+            check_choice(f"{self.where}: --{flag}: found '{value}', ", str(value), options)
         return str(value)
 
     def integer(self, flag: str, default: int | None = None, *, minimum: int = 1) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, overload
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, check_choice, did_you_mean
 from zsim.specs.formats.config_file import TrainingFile, flatten
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.safe_yaml import load_yaml
@@ -191,11 +191,7 @@ class FileValues:
     def choose(self, key: str, default: str, options: Mapping[str, Any] | Sequence[str]) -> Any:
         """A word out of the program's own, or what stands for it."""
         word, words = str(self.get(key, default)), list(options)
-        if word not in words:
-            raise InputError(
-                f"{self.file.name}: {key}: found {word!r}, expected one of {', '.join(words)}"
-                f"{did_you_mean(word, words)}"
-            )
+        check_choice(f"{self.file.name}: {key}: found {word!r}, ", word, words)
         return options[word] if isinstance(options, Mapping) else word
 
     def put(self, setting: str, value: Any, *keys: str) -> None:

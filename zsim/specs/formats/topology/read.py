@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, check_choice
 from zsim.reading import read_user_file
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.toml import toml_text
@@ -62,9 +62,7 @@ def import_topology(
     }
     text = _read(path)
     kind = format_ or _guess_format(path, text)
-    if kind not in readers:
-        expected = ", ".join(readers)
-        raise InputError(f"--format: found '{kind}', expected one of {expected}{did_you_mean(kind, readers)}")
+    check_choice(f"--format: found '{kind}', ", kind, readers)
     topology = readers[kind](text, path.name, base)
     tables = dict(topology.tables)
     notes = list(topology.notes)
