@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from zsim.frameworks import public
+from zsim import frameworks
 from zsim.version import __version__
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zsim.comparison.comparison import Comparison
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.pool import max_min_fair_rates, simulate_flows
-    from zsim.frameworks.public import *  # noqa: F403
+    from zsim.frameworks import *  # noqa: F403
     from zsim.specs.capture.capture import capture
     from zsim.specs.experiment.load import load_experiment
     from zsim.specs.experiment.tables import Experiment
@@ -55,56 +55,34 @@ if TYPE_CHECKING:
     from zsim.trace.readers.read import read_trace
     from zsim.workflows.rl.result import RlResult, simulate_rl
 
-_MODULE_OF = {
-    "Result": "zsim.api",
-    "make_plan": "zsim.api",
-    "simulate": "zsim.study.search",
-    "max_min_fair_rates": "zsim.fluid.pool",
-    "Comparison": "zsim.comparison.comparison",
-    "compare": "zsim.comparison.compare",
-    "InputError": "zsim.errors",
-    "NotSimulatedError": "zsim.errors",
-    "StuckError": "zsim.errors",
-    "ZsimError": "zsim.errors",
-    "simulate_flows": "zsim.fluid.pool",
-    "sweep": "zsim.study.sweep.sweep",
-    "SweepResult": "zsim.study.sweep.sweep",
-    "tune": "zsim.study.tune.tune",
-    "TuneResult": "zsim.study.tune.result",
-    "rent": "zsim.study.rent.rent",
-    "RentResult": "zsim.study.rent.rent",
-    "scaling": "zsim.study.scaling.scaling",
-    "ScalingResult": "zsim.study.scaling.result",
-    "sensitivity": "zsim.study.sensitivity.result",
-    "SensitivityResult": "zsim.study.sensitivity.result",
-    "needs": "zsim.study.needs",
-    "NeedsResult": "zsim.study.needs",
-    "memory": "zsim.study.memory",
-    "MemoryResult": "zsim.study.memory",
-    "MemoryVariants": "zsim.study.memory",
-    "compare_topologies": "zsim.study.topologies.result",
-    "TopologiesResult": "zsim.study.topologies.result",
-    "bench_collectives": "zsim.study.topologies.result",
-    "BenchResult": "zsim.study.topologies.result",
-    "simulate_run": "zsim.study.whole_runs",
-    "simulate_rl": "zsim.workflows.rl.result",
-    "RlResult": "zsim.workflows.rl.result",
-    "RunResult": "zsim.study.whole_runs",
-    "Training": "zsim.specs.experiment.typed_tables",
-    "Parallelism": "zsim.specs.experiment.typed_tables",
-    "Trainer": "zsim.specs.experiment.typed_tables",
-    "Faults": "zsim.specs.experiment.typed_tables",
-    "Jitter": "zsim.specs.experiment.typed_tables",
-    "Cost": "zsim.specs.experiment.typed_tables",
-    "Run": "zsim.specs.experiment.typed_tables",
-    "Experiment": "zsim.specs.experiment.tables",
-    "load_experiment": "zsim.specs.experiment.load",
-    "Replay": "zsim.study.replay.replay",
-    "capture": "zsim.specs.capture.capture",
-    "replay": "zsim.study.replay.replay",
-    "read_trace": "zsim.trace.readers.read",
-    **public.MODULE_OF,
+_NAMES = {
+    **frameworks.NAMES,
+    "zsim.api": "make_plan Result",
+    "zsim.comparison.compare": "compare",
+    "zsim.comparison.comparison": "Comparison",
+    "zsim.errors": "InputError NotSimulatedError StuckError ZsimError",
+    "zsim.fluid.pool": "max_min_fair_rates simulate_flows",
+    "zsim.specs.capture.capture": "capture",
+    "zsim.specs.experiment.load": "load_experiment",
+    "zsim.specs.experiment.tables": "Experiment",
+    "zsim.specs.experiment.typed_tables": "Cost Faults Jitter Parallelism Run Trainer Training",
+    "zsim.study.memory": "memory MemoryResult MemoryVariants",
+    "zsim.study.needs": "needs NeedsResult",
+    "zsim.study.rent.rent": "rent RentResult",
+    "zsim.study.replay.replay": "Replay replay",
+    "zsim.study.scaling.result": "ScalingResult",
+    "zsim.study.scaling.scaling": "scaling",
+    "zsim.study.search": "simulate",
+    "zsim.study.sensitivity.result": "sensitivity SensitivityResult",
+    "zsim.study.sweep.sweep": "sweep SweepResult",
+    "zsim.study.topologies.result": "bench_collectives BenchResult compare_topologies TopologiesResult",
+    "zsim.study.tune.result": "TuneResult",
+    "zsim.study.tune.tune": "tune",
+    "zsim.study.whole_runs": "RunResult simulate_run",
+    "zsim.trace.readers.read": "read_trace",
+    "zsim.workflows.rl.result": "RlResult simulate_rl",
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "BenchResult",
     "Comparison",
@@ -155,7 +133,7 @@ __all__ = [
     "sweep",
     "tune",
 ]
-__all__ += public.__all__
+__all__ += frameworks.__all__
 
 
 def __getattr__(name: str) -> Any:

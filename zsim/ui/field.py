@@ -153,8 +153,8 @@ def _declared_choices(annotation: Any, default: Any) -> dict[str, Any] | None:
 class FrameworkFields:
     """A framework's settings on the page.
 
-    `FIELDS` in the module `faces` of the framework's folder. The answers here are those of a framework
-    without anything special.
+    `FIELDS` in the module of a framework's role `fields`. The answers here are those of a framework without
+    anything special.
     """
 
     label: str = ""

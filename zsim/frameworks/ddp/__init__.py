@@ -8,5 +8,5 @@ ROLES = {  # the module of each role: see zsim.specs.strategy.registry
     "report": "resolver",
     "tune": "studies",
     "checkpoint": "studies",
-    "fields": "faces",
+    "fields": "studies",
 }

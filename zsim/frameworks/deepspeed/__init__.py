@@ -10,7 +10,7 @@ ROLES = {  # the module of each role: see zsim.specs.strategy.registry
     "tune": "studies",
     "bounds": "studies",
     "checkpoint": "studies",
-    "fields": "faces",
+    "fields": "studies",
     "logs": "logs",
     "refusals": "settings.unsimulated",
 }

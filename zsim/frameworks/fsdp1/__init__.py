@@ -9,5 +9,5 @@ ROLES = {  # the module of each role: see zsim.specs.strategy.registry
     "tune": "studies",
     "bounds": "studies",
     "checkpoint": "studies",
-    "fields": "faces",
+    "fields": "studies",
 }

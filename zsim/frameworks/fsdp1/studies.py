@@ -1,14 +1,18 @@
-"""FSDP1 in searches and whole runs: what to vary, bounds, and what a save writes."""
+"""FSDP1 in searches, whole runs and on the page: what to vary, bounds, what a save writes, its fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
+
+import pydantic
 
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
-from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
+from zsim.frameworks.torch.studies import FSDP_FIELDS, OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
 from zsim.goodput.checkpoints.saved import ModelStates
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
 from zsim.study.tune.framework import (
     AxisChoice,
@@ -19,6 +23,7 @@ from zsim.study.tune.framework import (
     TunedAxis,
     key_axis,
 )
+from zsim.ui.field import Field, FrameworkFields, identity_choices
 
 _PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "none")
 
@@ -89,3 +94,21 @@ class Fsdp1Checkpoint(TorchCheckpoint[Fsdp1Config]):
 
 
 CHECKPOINT = Fsdp1Checkpoint()
+
+
+_SHARDING = Field(
+    "strategy.sharding_strategy",
+    "Sharding",
+    choices=identity_choices(
+        "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
+    ),
+)
+
+
+FIELDS = FrameworkFields("FSDP1", position=3, fields=(_SHARDING, *FSDP_FIELDS))
+
+
+class Fsdp1(TypedTable, Fsdp1Table):
+    """Torch's FullyShardedDataParallel: `zsim.Fsdp1(sharding_strategy="SHARD_GRAD_OP")`."""
+
+    kind: Literal["fsdp1"] = pydantic.Field(default="fsdp1", description="whose data parallelism")

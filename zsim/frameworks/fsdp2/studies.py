@@ -1,17 +1,21 @@
-"""FSDP2 in searches, whole runs and profiles: what to vary, bounds, what a save writes, and its ranges."""
+"""FSDP2 in searches, whole runs, profiles and on the page: what to vary, bounds, saves, ranges, fields."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Literal
+
+import pydantic
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.frameworks.torch.parallelism import TORCH
-from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
+from zsim.frameworks.torch.studies import FSDP_FIELDS, OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
 from zsim.goodput.checkpoints.saved import ModelStates
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.study.tune.axes import (
     CHECKPOINTINGS,
     COMPILATIONS,
@@ -34,6 +38,7 @@ from zsim.study.tune.framework import (
     key_axis,
 )
 from zsim.trace.readers.kineto.file import UnitRanges
+from zsim.ui.field import DEFAULT, Field, FrameworkFields
 
 _WRAPPING = ("torchtitan", "torchtitan-0.1", "huggingface")
 
@@ -137,3 +142,21 @@ _ROOT = frozenset(
     )
 )  # fmt: skip
 RANGES = UnitRanges(_UNIT, _ROOT)
+
+
+_RESHARD = Field(
+    "strategy.reshard_after_forward",
+    "Reshard",
+    "after forward",
+    is_half=True,
+    choices={DEFAULT: None, "yes": True, "no": False, "to groups of 4": 4, "to groups of 8": 8},
+)
+
+
+FIELDS = FrameworkFields("FSDP2", position=2, fields=(*FSDP_FIELDS, _RESHARD), has_degrees=True)
+
+
+class Fsdp2(TypedTable, Fsdp2Table):
+    """Torch's `fully_shard`. `zsim.Fsdp2(replicate=8)` is hybrid sharding (HSDP) with 8 replicas."""
+
+    kind: Literal["fsdp2"] = pydantic.Field(default="fsdp2", description="whose data parallelism")

@@ -1,4 +1,4 @@
-"""Megatron in searches and whole runs: what to vary, bounds, and what a save writes.
+"""Megatron in searches, whole runs and on the page: what to vary, bounds, what a save writes, its fields.
 
 # [Note: reduced behind the last backward]
 Megatron reduces what it does not overlap after the last backward, and gathers parameters after the update.
@@ -10,7 +10,9 @@ the norm of the gradients is taken over all ranks none goes on until all are don
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
+
+import pydantic
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import NotSimulatedError
@@ -27,6 +29,7 @@ from zsim.goodput.checkpoints.saved import (
 from zsim.plan.ops import CollectiveKind
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
+from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.specs.model.expert_layer import has_experts
 from zsim.study.tune.axes import (
     DISPATCHERS,
@@ -53,6 +56,7 @@ from zsim.study.tune.framework import (
     FrameworkTuning,
     TunedAxis,
 )
+from zsim.ui.field import Field, FrameworkFields
 
 _FUSED = "megatron-fused"
 _MODULES = (0, 12)  # the release of Megatron-Core that brought --recompute-modules
@@ -228,3 +232,38 @@ class MegatronCheckpoint(FrameworkCheckpoint[MegatronConfig]):
 
 
 CHECKPOINT = MegatronCheckpoint()
+
+
+FIELDS = FrameworkFields(
+    "Megatron",
+    position=5,
+    has_degrees=True,
+    fields=(
+        Field(
+            "strategy.distributed_optimizer",
+            "Optimizer",
+            "states over the ranks",
+            choices={"on every rank": False, "distributed": True},
+        ),
+        Field(
+            "strategy.overlap_grad_reduce",
+            "Reduction",
+            "of gradients",
+            is_half=True,
+            choices={"after backward": False, "overlapped": True},
+        ),
+        Field(
+            "strategy.overlap_param_gather",
+            "Gather",
+            "of parameters",
+            is_half=True,
+            choices={"after the update": False, "overlapped": True},
+        ),
+    ),
+)
+
+
+class Megatron(TypedTable, MegatronTable):
+    """Megatron-Core's data parallelism: `zsim.Megatron(distributed_optimizer=True)`."""
+
+    kind: Literal["megatron"] = pydantic.Field(default="megatron", description="whose data parallelism")

@@ -1,4 +1,4 @@
-"""The reference engine in searches and whole runs: what to vary, bounds, and what a save writes.
+"""The reference engine in searches, whole runs and on the page: what to vary, bounds, saves, its fields.
 
 Its checkpoint format (`validation/zero/checkpoint.py`): each unit's flat tensors are saved without padding,
 cut evenly, through DCP. Beside them are a file of random state per rank, buffers and a manifest.
@@ -6,9 +6,13 @@ cut evenly, through DCP. Beside them are a file of random state per rank, buffer
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
+import pydantic
 
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
+from zsim.frameworks.torch.studies import ZERO_STAGE
 from zsim.goodput.checkpoints.saved import (
     VALUE_BYTES,
     FrameworkCheckpoint,
@@ -21,9 +25,11 @@ from zsim.goodput.checkpoints.saved import (
 )
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
+from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import MICRO_BATCHES
 from zsim.study.tune.framework import FrameworkTuning
+from zsim.ui.field import FrameworkFields
 
 
 class ReferenceTuning(FrameworkTuning[ReferenceTable]):
@@ -92,3 +98,12 @@ class ReferenceCheckpoint(FrameworkCheckpoint[ReferenceConfig]):
 
 
 CHECKPOINT = ReferenceCheckpoint()
+
+
+FIELDS = FrameworkFields(fields=(ZERO_STAGE,))
+
+
+class ReferenceZero(TypedTable, ReferenceTable):
+    """ZeRO as in its paper, without a framework's additions: `zsim.ReferenceZero(stage=2)`."""
+
+    kind: Literal["reference"] = pydantic.Field(default="reference", description="whose data parallelism")

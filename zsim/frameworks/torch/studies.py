@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zsim.study.tune.framework import ACCUMULATION, AxisChoice, Base, Chosen, TunedAxis
+from zsim.ui.field import STAGE, Field, optional_choices
 
 
 def replica_counts(base: Base) -> list[int]:
@@ -24,3 +25,24 @@ def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 OFFLOAD, OFFLOADED = "strategy.cpu_offload", "parameters, states on CPU"
 REDUCTIONS = TunedAxis("no_sync", _reductions)
+
+
+FSDP_FIELDS = (
+    Field("strategy.replicate", "Replicas", "groups of HSDP", is_half=True),
+    Field(
+        "strategy.cpu_offload", "Offload", "to host memory", choices={"no": False, "yes": True}, is_half=True
+    ),
+    Field(
+        "strategy.wrapping", "Wrapping", "into units", is_half=True,
+        choices=optional_choices("torchtitan", "torchtitan-0.1", "huggingface", "none"),
+    ),
+)  # fmt: skip
+
+
+ZERO_STAGE = Field(
+    STAGE,
+    "ZeRO stage",
+    choices={
+        "3: parameters too": 3, "2: gradients too": 2, "1: optimizer states": 1, "0: nothing sharded": 0,
+    },
+)  # fmt: skip
