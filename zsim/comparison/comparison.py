@@ -144,7 +144,7 @@ class Comparison:
 
     def write_html(self, path: str | Path) -> Path:
         """Write one page with both timelines and the differences, which fetches nothing."""
-        return write_compare_page(self, path)
+        return write_atomically(Path(path), compare_page(self))
 
     def __str__(self) -> str:
         return "\n".join(comparison_lines(self))
@@ -285,11 +285,6 @@ _TITLES: dict[Verdict, str] = {
     "inconclusive": "Inconclusive",
 }
 MAX_ROWS = 200
-
-
-def write_compare_page(comparison: Comparison, path: str | Path) -> Path:
-    """Write the page to `path`. The same comparison gives the same bytes."""
-    return write_atomically(Path(path), compare_page(comparison))
 
 
 def compare_page(comparison: Comparison) -> str:
@@ -493,7 +488,7 @@ def _mark_differences(figure: Figure, comparison: Comparison, scale: float) -> N
                     "color": CAPACITY.color,
                     "line": {"width": 1.5, "color": "#FFFFFF"},
                 },
-                hovertext=[_wrap_hover(text) for _, _, text in points],
+                hovertext=["<br>".join(textwrap.wrap(text, 70)) for _, _, text in points],
                 hoverinfo="text",
                 cliponaxis=False,
             )
@@ -577,8 +572,3 @@ def memory_bars(comparison: Comparison) -> Figure | None:
     figure.update_xaxes(title_text="GB", rangemode="tozero", title_standoff=6)
     figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
     return figure
-
-
-def _wrap_hover(text: str) -> str:
-    """A long sentence broken into the lines of a hover box."""
-    return "<br>".join(textwrap.wrap(text, 70))

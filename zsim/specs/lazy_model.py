@@ -65,7 +65,7 @@ class LazyModel:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return handler(_full_schema(schema))
+        return handler(_schema_of_class(_class_of(schema["metadata"]["table"])))
 
 
 class LazyKinds:
@@ -104,11 +104,6 @@ def _lazy_schema(table: LazyModel | type[BaseModel]) -> CoreSchema:
 
 def _class_of(table: LazyModel | type[BaseModel]) -> type[BaseModel]:
     return table.load_class() if isinstance(table, LazyModel) else table
-
-
-def _full_schema(schema: Any) -> CoreSchema:
-    """The schema of the table whose validator `_lazy_schema` defers."""
-    return _schema_of_class(_class_of(schema["metadata"]["table"]))
 
 
 def _schema_of_class(table: type[BaseModel]) -> CoreSchema:

@@ -43,13 +43,8 @@ class Library:
 
 def _load_model(source: str | Mapping[str, Any]) -> ModelSpec:
     if not isinstance(source, str):
-        return model_of_config(source)
+        return model_from_config(source, str(source.get("_name_or_path", "model")), "experiment")
     return load_named_model(source)
-
-
-def model_of_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a config.json's content, as an experiment holds it."""
-    return model_from_config(config, str(config.get("_name_or_path", "model")), "experiment")
 
 
 def _cache_key(source: str | Mapping[str, Any]) -> str:

@@ -54,7 +54,7 @@ class Features:
     @property
     def chip(self) -> str:
         """The GPU without its form and memory: "h100" for "h100-sxm-80gb"."""
-        return chip_of(self.gpu)
+        return self.gpu.partition("-")[0]
 
     @property
     def is_several(self) -> bool:
@@ -107,10 +107,6 @@ def data_strategy(strategy: str) -> str:
     PP".
     """
     return _EXTRA_PARALLELISM.sub("", strategy)
-
-
-def chip_of(gpu: str) -> str:
-    return gpu.partition("-")[0]
 
 
 def binding_of(shares: Mapping[str, float], retries: float) -> str:

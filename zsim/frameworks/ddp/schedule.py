@@ -40,7 +40,7 @@ from zsim.plan.shared.optimizer import (
     update,
 )
 from zsim.plan.stage import Stage
-from zsim.plan.workload.workload import ModuleCall, Workload
+from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.parallelism import PIPELINE, ParallelismConfig
 
@@ -106,7 +106,7 @@ class DdpSchedule(Hooks):
         self._trains_low_embedding = any(
             weight.trainable and not self._is_cast(weight) for weight in embedded
         )
-        order = _backward_order(workload)
+        order = [call for segment in reversed(workload.segments) for call in reversed(segment.calls)]
         ready_parameters = [parameter for call in order for parameter in reversed(call.trainable_parameters)]
         gradients = [(parameter.numel, self._type_of(parameter)) for parameter in ready_parameters]
         self.gradient_bytes = self._bytes(ready_parameters)
@@ -354,11 +354,6 @@ class DdpSchedule(Hooks):
         update(self.builder, self.training, tensors)
         if not self.has_views:
             self.builder.free("gradients", sum(chunk.gradient_bytes for chunk in self.stage_hooks))
-
-
-def _backward_order(workload: Workload) -> list[ModuleCall]:
-    """Module calls in the order in which backward reaches them."""
-    return [call for segment in reversed(workload.segments) for call in reversed(segment.calls)]
 
 
 class DdpHooks(FrameworkHooks[DdpConfig]):

@@ -7,7 +7,7 @@ in every family here. The plan joins those that Megatron runs as one product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from zsim.operations.experts import Experts
@@ -49,7 +49,7 @@ def megatron(config: ConfigReader) -> ModelSpec:
             "no 'vocab_size': Megatron takes it from the tokenizer's file; give it as --vocab-size, or "
             "--set model.vocab_size=128256"
         )
-    norm = _norm_builder(config)
+    norm = layer_norm if _choose_option(config, "normalization", _NORMS) == "LayerNorm" else rms_norm
     dropout, score_dropout = config.fraction("hidden_dropout", 0.1), config.fraction("attention_dropout", 0.1)
     positions = _choose_option(config, "position_embedding_type", _POSITIONS)
     has_bias, qkv_bias = config.boolean("bias", True), config.boolean("qkv_bias", False)
@@ -124,10 +124,6 @@ def _choose_option(config: ConfigReader, key: str, options: tuple[str, ...]) -> 
     if value not in options:
         raise config.error(f"'{key}' is '{value}'; expected {', '.join(options)}")
     return value
-
-
-def _norm_builder(config: ConfigReader) -> Callable[[str, int], Module]:
-    return layer_norm if _choose_option(config, "normalization", _NORMS) == "LayerNorm" else rms_norm
 
 
 def _projections(

@@ -72,7 +72,7 @@ def resolve_layout(
     parallelism = _resolve_reduce_overlap(parallelism, table, requested)
     choices = [attention_of(experiment.training, table, [gpu], model, parallelism) for gpu in cluster.gpus]
     mask = padding_mask_of(experiment.training, table, parallelism)
-    type_indices = _types_in_use(cluster, placement)
+    type_indices = list(unique(cluster.node_type_indices[list(placement.nodes)])) if cluster.nodes else [0]
     has_flash_2 = any(runs_flash_2(choices[kind], table, cluster.gpus[kind]) for kind in type_indices)
     full_cluster = apply_attention(cluster, choices)
     parallelism = resolve_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
@@ -111,10 +111,6 @@ def _resolve_reduce_overlap(
             "parallelism; expected it left out"
         )
     return replace(parallelism, overlap_tensor_reduce=overlaps)
-
-
-def _types_in_use(cluster: Cluster, placement: Placement) -> list[int]:
-    return list(unique(cluster.node_type_indices[list(placement.nodes)])) if cluster.nodes else [0]
 
 
 def _restrict_to_types(cluster: Cluster, type_indices: list[int]) -> Cluster:

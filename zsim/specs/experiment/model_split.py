@@ -56,7 +56,7 @@ def check_split(
 
 def check_tokens(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """Raises InputError for a sequence that cannot be cut into equal parts for its ranks."""
-    shards = parallelism.token_shards * (2 if _is_zigzag(parallelism) else 1)
+    shards = parallelism.token_shards * (2 if parallelism.context > 1 and parallelism.style.has_zigzag else 1)
     if training.sequence_length % shards:
         nearest = max(shards, round(training.sequence_length / shards) * shards)
         raise InputError(
@@ -190,11 +190,6 @@ def _check_sparse(model: ModelSpec, training: TrainingConfig) -> None:
             "under a mask, while zsim simulates kernels of the chosen ones alone; expected "
             f"{alternatives('sparse attention')}"
         )
-
-
-def _is_zigzag(parallelism: ParallelismConfig) -> bool:
-    """Whether each rank has one chunk from the front and one from the back of every sequence."""
-    return parallelism.context > 1 and parallelism.style.has_zigzag
 
 
 def _check_divides(dimension: str, count: int, tensor: int, model: ModelSpec) -> None:

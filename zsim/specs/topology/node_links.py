@@ -237,7 +237,7 @@ def condition_of_types(topology: NodeLinks, num_nodes: int, num_links: int) -> C
             continue
         first = _rates(types[0])[rates]
         type_rates = [_rates(node_type)[rates] for node_type in types]
-        types_of_links = _types_of_links(topology.cluster, links, num_nodes)
+        types_of_links = np.repeat(topology.cluster.node_type_indices, links.count // num_nodes)
         inside = slice(links.first, links.first + links.count)
         speeds = [rate / first[0] if first[0] else 1.0 for rate, _ in type_rates]
         fractions[inside] = np.array(speeds)[types_of_links]
@@ -260,11 +260,6 @@ def _rates(node_type: NodeType) -> tuple[tuple[float, float], ...]:
         (pcie.bandwidth * pcie.efficiency, pcie.latency),
         (nic.per_node * nic.bandwidth * nic.efficiency, nic.latency),
     )
-
-
-def _types_of_links(cluster: Cluster, links: LinkClass, num_nodes: int) -> Ints:
-    """Per link of a class of node links, the type of its node."""
-    return np.repeat(cluster.node_type_indices, links.count // num_nodes)
 
 
 def combine_conditions(first: Condition | None, fractions: Floats, delays: Floats) -> tuple[Floats, Floats]:

@@ -115,7 +115,7 @@ def _screen(
     room = _SCREEN_LINES - 4 - (num_files + 1 if num_files else 0)
     room -= sum(len(lines) + 1 for lines in blocks)
     num_left, whole_notes = 0, notes
-    if sum(_num_lines(_note(note), console) for note in notes) > room:
+    if sum(len(console.render_lines(_note(note), pad=False)) for note in notes) > room:
         whole_notes = notes[: max(room, _FEWEST_NOTES)]
         num_left = len(notes) - len(whole_notes)
         notes = [shorten(note, WIDTH - len("note: "), placeholder=" ...") for note in whole_notes]
@@ -128,10 +128,6 @@ def _screen(
     ]
     rest = f"--full adds {', '.join(additions[:-1])} and {additions[-1]}."
     return [SegmentLines(lines, new_lines=True) for lines in blocks], notes, rest
-
-
-def _num_lines(section: RenderableType, console: Console) -> int:
-    return len(console.render_lines(section, pad=False))
 
 
 def _tables(report: Report, is_plain: bool) -> Iterator[RenderableType]:
