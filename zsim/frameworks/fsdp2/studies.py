@@ -116,9 +116,6 @@ class Fsdp2Checkpoint(TorchCheckpoint[Fsdp2Config]):
     def num_copies(self, config: Fsdp2Config, states: ModelStates) -> int:
         return config.replicate
 
-    def element_bytes(self, job: Job) -> int:
-        return DTYPE_BYTES[job.training.stored_dtype]
-
     def is_on_host(self, config: Fsdp2Config) -> bool:
         return config.cpu_offload
 

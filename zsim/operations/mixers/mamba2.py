@@ -8,7 +8,6 @@ from typing import ClassVar
 from zsim.cost.kernels.kernel import ScanKind
 from zsim.cost.kernels.shapes import WorkOptions
 from zsim.operations.mixers.mixer import LinearMixer, Scan
-from zsim.operations.operation import Module
 from zsim.operations.sharding import FeatureCut
 
 _FP32 = 4
@@ -89,9 +88,6 @@ class StateSpace(LinearMixer):
 
     def state_bytes(self) -> float:
         return 2 * _FP32 * self._sizes[3]
-
-    def forward_flops(self, module: Module, sequence_length: int) -> float:
-        return self.forward_scan(2).flops
 
     @property
     def _sizes(self) -> tuple[int, int, int, float]:
