@@ -19,7 +19,7 @@ FLOOR: dict[str, float] = {
     "specs.strategy.fp8": 0.1, "specs.strategy.images": 0.1,
     "specs.lazy_model": 0.05, "specs.strategy.table": 0.1,
     "specs.strategy.registry": 0.15,
-    "cost.kernels.kernel": 0.05, "cost.kernels.passes": 0.07,
+    "cost.kernels.kernel": 0.05,
     "cost.kernels.losses": 0.1, "cost.kernels.layer_kernels": 0.1,
     "specs.strategy.training": 0.2,
     "cost.kernels": 0.5,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.kernel import Kernel, KernelKind
+from zsim.cost.kernels.layer_kernels import Passes, StridedPasses
 from zsim.cost.kernels.losses import EAGER
-from zsim.cost.kernels.passes import Passes, StridedPasses
 from zsim.cost.rates.gpu import KernelPricer, kernel_seconds, require_dtype
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.elementwise import ActivationCost, activation_cost_of
-from zsim.cost.kernels.passes import Passes
+from zsim.cost.kernels.layer_kernels import Passes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation, Parameter, Role
 from zsim.operations.sharding import FeatureCut

@@ -297,7 +297,7 @@ class _ForwardAndBackward:
 
 
 def _broadcast_products(elements: int, each_bytes: int, launches: int, options: WorkOptions) -> Kernel:
-    """Products with a broadcast factor: [Note: kernels that walk strides] of `zsim.cost.kernels.passes`."""
+    """Products with a broadcast factor, see [Note: kernels that walk strides] of `layer_kernels`."""
     moved_bytes = float(elements * each_bytes)
     return Kernel(
         "elementwise", 0.0, moved_bytes, options.kernel_dtype, (), launches, strided_elements=elements

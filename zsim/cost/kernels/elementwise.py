@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.kernel import Kernel, elementwise
-from zsim.cost.kernels.passes import Passes, StridedPasses
+from zsim.cost.kernels.layer_kernels import Passes, StridedPasses
 from zsim.cost.kernels.shapes import WorkOptions
 
 

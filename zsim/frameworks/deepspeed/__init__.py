@@ -6,7 +6,7 @@ ROLES = {  # the module of each role: see zsim.specs.strategy.registry
     "training": "training",
     "hooks": "hooks",
     "report": "resolver",
-    "config_file": "config_file",
+    "config_file": "settings.reader",
     "tune": "studies",
     "bounds": "studies",
     "checkpoint": "studies",

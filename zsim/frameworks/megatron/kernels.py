@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.cost.kernels.layer_kernels import LayerKernelSet
+from zsim.cost.kernels.layer_kernels import LayerKernelSet, Passes, StridedPasses
 from zsim.cost.kernels.losses import LossKernelSet, LossPasses, LossTensors
 from zsim.cost.kernels.moved_rows import (
     INDEX_ADD,
@@ -15,7 +15,6 @@ from zsim.cost.kernels.moved_rows import (
     RowPasses,
     ScoreCost,
 )
-from zsim.cost.kernels.passes import Passes, StridedPasses
 from zsim.specs.strategy.expert_library import ExpertLibrary
 
 # Rotary positions where Transformer Engine's kernel does not take the factor by which YaRN multiplies cosines

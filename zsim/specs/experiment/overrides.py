@@ -23,7 +23,7 @@ from zsim.specs.strategy.registry import kinds_with, role_of
 class ConfigFile:
     """A framework's own file.
 
-    `CONFIG_FILE` in the module `config_file` of the framework's folder. Other programs' files, of which the
+    `CONFIG_FILE` in the module of a framework's role `config_file`. Other programs' files, of which the
     strategy is a part, are in `zsim.programs`.
     """
 
