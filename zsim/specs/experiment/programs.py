@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from zsim.specs.formats.program import ConfigMapping, TrainingProgram
+from zsim.specs.strategy.registry import values_in_folders
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -27,10 +28,7 @@ _PACKAGE = "zsim.programs"
 @cache
 def _programs_by_folder() -> Mapping[str, TrainingProgram]:
     """The programs by the name of their folder, in their order."""
-    (package,) = importlib.import_module(_PACKAGE).__path__
-    folders = [path.parent.name for path in Path(package).glob("*/__init__.py")]
-    packages = {folder: importlib.import_module(f"{_PACKAGE}.{folder}") for folder in folders}
-    programs = {name: module.PROGRAM for name, module in packages.items() if hasattr(module, "PROGRAM")}
+    programs: dict[str, TrainingProgram] = values_in_folders(_PACKAGE, "PROGRAM")
     programs |= importlib.import_module(f"{_PACKAGE}.marks").marked_programs()
     return dict(sorted(programs.items(), key=lambda entry: (entry[1].order, entry[0])))
 

@@ -78,10 +78,16 @@ def kinds_with(role: str) -> tuple[str, ...]:
 @cache
 def _roles_by_kind() -> Mapping[str, Mapping[str, str]]:
     """The module of each role by kind, in the order of the alphabet. Folders without roles are shared."""
-    (path,) = importlib.import_module(_PACKAGE).__path__
+    return values_in_folders(_PACKAGE, "ROLES")
+
+
+def values_in_folders(package: str, name: str) -> dict[str, Any]:
+    """`name` of each folder of a package whose `__init__.py` has it, by folder in the order of the
+    alphabet."""
+    (path,) = importlib.import_module(package).__path__
     folders = sorted(file.parent.name for file in Path(path).glob("*/__init__.py"))
-    packages = {folder: importlib.import_module(f"{_PACKAGE}.{folder}") for folder in folders}
-    return {folder: package.ROLES for folder, package in packages.items() if hasattr(package, "ROLES")}
+    modules = {folder: importlib.import_module(f"{package}.{folder}") for folder in folders}
+    return {folder: getattr(module, name) for folder, module in modules.items() if hasattr(module, name)}
 
 
 def workflow_names() -> tuple[str, ...]:
