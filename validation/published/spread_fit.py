@@ -22,8 +22,8 @@ from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates, settings_le
 # left out at a time, 77 % of rows lie within ranges of 27 % half width with 0.2, 0.25 and 0.4.
 LARGEST = 0.25
 # How alike runs of a blind source are, as the intraclass correlation of whether an error is beyond 0.2: 0.36
-# in the first 139 runs of 22 sources and in 283 of 49 (one-way analysis of variance; of their signed errors it
-# is 0.7). A source of n runs tells of the quantile as much as n / (1 + (n - 1) 0.36) sources of one run
+# in the first 139 runs of 22 sources and in 283 of 49 (one-way analysis of variance; of their signed errors
+# it is 0.7). A source of n runs tells of the quantile as much as n / (1 + (n - 1) 0.36) sources of one run
 # (L. Kish, "Survey sampling", 1965, section 5.4).
 ALIKE = 0.36
 _SHRINKAGE = 0.3  # what a part needs, in sources and errors, before it counts; nothing holds back the first
@@ -41,8 +41,8 @@ def estimate_spread(
     default `runs`): what such respects cost is what they cost on sources left out. Parts are not below zero,
     and fitted to absolute errors of at most `LARGEST` of the blind sources, every source alike. What no blind
     run has is fitted to the errors of the others that these parts leave. The ends are the quantile of the
-    blind sources' absolute errors over spreads (`score_quantile`). All sources count as blind where fewer than
-    `MIN_SOURCES` are. `open_settings` are taken as they are.
+    blind sources' absolute errors over spreads (`score_quantile`). All sources count as blind where fewer
+    than `MIN_SOURCES` are. `open_settings` are taken as they are.
     """
     judged = [run for run in runs if run.stranger_error is not None]
     rows = respect_rows(judged, runs if vouching is None else vouching)

@@ -14,8 +14,9 @@ job's own: normalised conformal prediction (J. Lei, M. G'Sell, A. Rinaldo, R. Ti
 "Distribution-free predictive inference for regression", JASA 2018, section 5.2). The spread is a sum: what
 any run costs, and what each further respect adds in which the job is harder (`RESPECTS_OF_JOBS`) or in which
 no run of another source vouches for it (`zsim.validated.extrapolation`). The parts are fitted to absolute
-errors, every source with the same weight, none of the parts below zero. Settings that the job leaves open (`OPEN_SENTENCES`) are inputs that
-may be otherwise: the spread of the step over their choices adds to it in squares.
+errors, every source with the same weight, none of the parts below zero. Settings that the job leaves open
+(`OPEN_SENTENCES`) are inputs that may be otherwise: the spread of the step over their choices adds to it in
+squares.
 
 Where the sources of a regime (a framework, on one node or on several, GPUs of before bf16 apart) err to the
 same side, the interval is about the mean of their median errors and not about zero: what is not explained
