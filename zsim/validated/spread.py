@@ -42,7 +42,7 @@ from math import hypot
 
 from zsim.validated.errors import REPEAT_ERROR
 from zsim.validated.extrapolation import Extrapolation, extrapolations
-from zsim.validated.features import ALLOCATOR, HOST, NETWORK, OFFLOADING, Features
+from zsim.validated.features import NETWORK, OFFLOADING, Features
 from zsim.validated.runs import ValidatedRun, shipped_estimates
 
 ANY = "any run"
@@ -70,9 +70,6 @@ class JobRespect:
 RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
     ANY: JobRespect(lambda job: True, "what any run costs"),
     "several nodes": JobRespect(lambda job: job.is_several, "several nodes"),
-    "network": JobRespect(lambda job: job.binding == NETWORK, "bound by the network"),
-    "host": JobRespect(lambda job: job.binding == HOST, "bound by the host"),
-    "allocator": JobRespect(lambda job: job.binding == ALLOCATOR, "torch's allocator runs short"),
     "offloading": JobRespect(lambda job: job.is_offloaded or job.binding == OFFLOADING, "offloading"),
     "mixture": JobRespect(lambda job: job.is_mixture, "a mixture of experts"),
     "zero": JobRespect(lambda job: job.strategy.startswith("ZeRO"), "an engine of ZeRO"),
