@@ -248,13 +248,19 @@ def test_a_key_for_each_query_head_is_not_expanded() -> None:
 PADDED = {"law": "uniform", "low": 64, "high": 1024, "batching": "padded"}
 
 
-def masked_job(cluster: str, software: str, *, lengths: Any = PADDED, count: int = 2, **training: Any) -> Job:
+def masked_job(
+    cluster: str,
+    software: str,
+    *,
+    lengths: Any = PADDED,
+    count: int = 2,
+    model: str = "llama-3.2-1b",
+    **training: Any,
+) -> Job:
     values = {"software": software, "micro_batch_size": count, "sequence_length": 1024, **training}
     if lengths:
         values["lengths"] = lengths
-    experiment = Experiment(
-        model="llama-3.2-1b", cluster=cluster, gpus=1, strategy={"kind": "ddp"}, training=values
-    )
+    experiment = Experiment(model=model, cluster=cluster, gpus=1, strategy={"kind": "ddp"}, training=values)
     return resolve(experiment)
 
 
@@ -306,6 +312,31 @@ def test_no_mask_is_made_where_nothing_is_padded(
     runs = load_cluster("dgx-a100-80gb").gpu.attention
     curve = runs.variants["efficient"] if expected else runs
     assert job.cluster.gpu.attention.forward_fraction == curve.forward_fraction
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "kind", "mask"),
+    [
+        ("llama-3.2-1b", "4.37", "flash", None),
+        ("llama-3.2-1b", "4.38", "flash", "scores"),
+        ("llama-3.2-1b", "4.39.3", "flash", "scores"),
+        ("llama-3.2-1b", "4.40", "flash", None),
+        ("gemma-2b", "4.38.2", "flash", "scores"),
+        ("mistral-7b", "4.38", "flash", None),
+        ("mistral-7b", "4.36", "math", None),
+        ("gpt2", "4.41", "math", None),
+        ("gpt2", "4.42", "flash", None),
+        ("bloom-7b1", "5.24", "math", None),
+    ],
+)
+def test_attention_of_a_release_is_that_of_its_model(
+    model: str, release: str, kind: str, mask: str | None
+) -> None:
+    """transformers 4.38 and 4.39 hand a mask of every batch to Llama and Gemma (#30070). Its models got
+    scaled_dot_product_attention one by one."""
+    job = masked_job("dgx-a100-80gb", f"transformers {release}, torch 2.5", lengths=None, model=model)
+    assert (job.training.attention, job.training.padding_mask) == (kind, mask)
+    assert any("is given a mask" in note for note in job.notes) == (mask is not None)
 
 
 @pytest.mark.parametrize(

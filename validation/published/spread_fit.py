@@ -22,17 +22,16 @@ from zsim.validated.runs import (
     exclude_source,
     quantiles,
 )
-from zsim.validated.spread import RESPECTS_OF_JOBS, UNSTUDIED, SpreadEstimates, settings_left_open
+from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates, settings_left_open
 
 # Of an error in the fits: a larger one tells of a setup that is not as it was taken to be, not of a respect
 # of the job. The quantile counts it whole. It is a choice, on which little depends: with one blind source
-# left out at a time, 80 % of rows lie within ranges of 31 % half width with 0.25, and 78 % of 36 % with 0.5.
+# left out at a time, 77 % of rows lie within ranges of 27 % half width with 0.2, 0.25 and 0.4.
 LARGEST = 0.25
 # How alike runs of a blind source are, as the intraclass correlation of whether an error is beyond 0.2: 0.36
-# in the first 139 runs of 22 sources, 0.40 in the 196 of 31. With 0.42 as many lie within and ranges are a
-# point wider (one-way analysis of variance; of their signed errors it is 0.7). A source of n runs tells of
-# the quantile as much as n / (1 + (n - 1) 0.36) sources of one run (L. Kish, "Survey sampling", 1965,
-# section 5.4).
+# in the first 139 runs of 22 sources and in 283 of 49 (one-way analysis of variance; of their signed errors
+# it is 0.7). A source of n runs tells of the quantile as much as n / (1 + (n - 1) 0.36) sources of one run
+# (L. Kish, "Survey sampling", 1965, section 5.4).
 ALIKE = 0.36
 _SHRINKAGE = 0.3  # what a part needs, in sources and errors, before it counts; nothing holds back the first
 _NAMES = (*RESPECTS_OF_JOBS, *RESPECTS)
@@ -47,9 +46,10 @@ def estimate_spread(
 
     A run extrapolates in the respects in which no run of another source vouches for it (`vouching`, by
     default `runs`): what such respects cost is what they cost on sources left out. Parts are not below zero,
-    and fitted to absolute errors of at most `LARGEST`, every source alike. The ends are the quantile of the
-    blind sources' absolute errors over spreads (`score_quantile`), or of all sources' where fewer than
-    `MIN_SOURCES` are blind. `open_settings` are taken as they are.
+    and fitted to absolute errors of at most `LARGEST` of the blind sources, every source alike. What no blind
+    run has is fitted to the errors of the others that these parts leave. The ends are the quantile of the
+    blind sources' absolute errors over spreads (`score_quantile`). All sources count as blind where fewer
+    than `MIN_SOURCES` are. `open_settings` are taken as they are.
     """
     judged = [run for run in runs if run.stranger_error is not None]
     rows = respect_rows(judged, runs if vouching is None else vouching)
@@ -73,10 +73,7 @@ def _respects(run: ValidatedRun, others: ValidatedRuns) -> list[float]:
     job = run.features
     without = {part.respect: part.steps for part in extrapolations(job, others)}
     return [
-        *(
-            float(run.is_blind if name == UNSTUDIED else respect.holds(job))
-            for name, respect in RESPECTS_OF_JOBS.items()
-        ),
+        *(float(respect.holds(job)) for respect in RESPECTS_OF_JOBS.values()),
         *(without.get(name, 0.0) for name in RESPECTS),
     ]
 
@@ -101,21 +98,24 @@ def fit_rows(
     )
     counts = Counter(run.source for run in judged)
     weights = np.array([1.0 / counts[run.source] for run in judged])
-    shares = fit_parts(rows, np.minimum(np.abs(errors), LARGEST), weights)
+    judging = [index for index, run in enumerate(judged) if run.is_blind]
+    if len({judged[index].source for index in judging}) < MIN_SOURCES:
+        judging = list(range(len(judged)))
+    sizes = np.minimum(np.abs(errors), LARGEST)
+    shares = np.array(fit_parts(rows[judging], sizes[judging], weights[judging]))
+    others = np.where(rows[judging].any(axis=0), 0.0, rows)
+    shares += fit_parts(others, sizes - rows @ shares, weights)
     num = len(RESPECTS_OF_JOBS)
     estimates = SpreadEstimates(
-        dict(zip(RESPECTS_OF_JOBS, shares[:num], strict=True)),
-        dict(zip(RESPECTS, shares[num:], strict=True)),
+        dict(zip(RESPECTS_OF_JOBS, shares[:num].tolist(), strict=True)),
+        dict(zip(RESPECTS, shares[num:].tolist(), strict=True)),
         open_settings,
         -1.0,
         1.0,
         unexplained,
     )
-    judging = [index for index, run in enumerate(judged) if run.is_blind]
-    if len({judged[index].source for index in judging}) < MIN_SOURCES:
-        judging = list(range(len(judged)))
     judged, rows, errors = [judged[index] for index in judging], rows[judging], errors[judging]
-    spreads = np.maximum(rows @ np.array(shares), REPEAT_ERROR)
+    spreads = np.maximum(rows @ shares, REPEAT_ERROR)
     opened = [
         sum(open_settings.get(name, 0.0) ** 2 for name in settings_left_open(run.features)) for run in judged
     ]

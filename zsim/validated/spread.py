@@ -7,16 +7,16 @@ them (the hierarchical setting of Y. Lee, R. Barber and R. Willett, "Distributio
 hierarchical data", 2023). A job's source is exchangeable with blind sources alone (role blind), whose runs
 were predicted before anything was known of them. Studied sources are not like it: zsim was changed until
 their errors were explained, and these are half as large. So blind sources alone set how wide ranges are, and
-studied ones tell with them by how much errors differ between jobs.
+by how much errors differ between jobs. Studied ones tell of respects that no blind run has.
 
 Errors are larger on some jobs than on others, so that they are measured in units of a spread that is the
 job's own: normalised conformal prediction (J. Lei, M. G'Sell, A. Rinaldo, R. Tibshirani and L. Wasserman,
 "Distribution-free predictive inference for regression", JASA 2018, section 5.2). The spread is a sum: what
-any run costs, what a source adds that was never studied, and what each further respect adds in which the job
-is harder (`RESPECTS_OF_JOBS`) or in which no run of another source vouches for it
-(`zsim.validated.extrapolation`). The parts are fitted to absolute errors of all sources, each with the same
-weight, none of the parts below zero. Settings that the job leaves open (`OPEN_SENTENCES`) are inputs that
-may be otherwise: the spread of the step over their choices adds to it in squares.
+any run costs, and what each further respect adds in which the job is harder (`RESPECTS_OF_JOBS`) or in which
+no run of another source vouches for it (`zsim.validated.extrapolation`). The parts are fitted to absolute
+errors, every source with the same weight, none of the parts below zero. Settings that the job leaves open
+(`OPEN_SENTENCES`) are inputs that may be otherwise: the spread of the step over their choices adds to it in
+squares.
 
 Where the sources of a regime (a framework, on one node or on several, GPUs of before bf16 apart) err to the
 same side, the interval is about the mean of their median errors and not about zero: what is not explained
@@ -41,11 +41,10 @@ from functools import cache
 from math import hypot
 
 from zsim.validated.extrapolation import extrapolations
-from zsim.validated.features import ALLOCATOR, HOST, NETWORK, OFFLOADING, Features
+from zsim.validated.features import NETWORK, OFFLOADING, Features
 from zsim.validated.runs import REPEAT_ERROR, ValidatedRun, shipped_estimates
 
 ANY = "any run"
-UNSTUDIED = "unstudied source"
 OPEN_SENTENCES: Mapping[str, str] = {
     "dispatcher": "what brings tokens to their experts is not stated, and the network bounds the step",
     "hidden dispatcher": "what brings tokens to their experts is not stated",
@@ -69,11 +68,7 @@ class JobRespect:
 
 RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
     ANY: JobRespect(lambda job: True, "what any run costs"),
-    UNSTUDIED: JobRespect(lambda job: True, "what a source adds that was never studied"),
     "several nodes": JobRespect(lambda job: job.is_several, "several nodes"),
-    "network": JobRespect(lambda job: job.binding == NETWORK, "bound by the network"),
-    "host": JobRespect(lambda job: job.binding == HOST, "bound by the host"),
-    "allocator": JobRespect(lambda job: job.binding == ALLOCATOR, "torch's allocator runs short"),
     "offloading": JobRespect(lambda job: job.is_offloaded or job.binding == OFFLOADING, "offloading"),
     "mixture": JobRespect(lambda job: job.is_mixture, "a mixture of experts"),
     "zero": JobRespect(lambda job: job.strategy.startswith("ZeRO"), "an engine of ZeRO"),
@@ -82,7 +77,7 @@ RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
         lambda job: job.lacks_bf16, "a GPU without bf16, with kernels and software of its time"
     ),
 }
-"""By name. The first two hold for every job: of the validated runs, the second holds for blind ones alone."""
+"""By name. The first holds for every job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from math import exp, expm1
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
 from zsim.validated.runs import FIRST_DISSIMILAR_CELL, FRAMEWORK_CELL, ValidatedRun, validated_runs
-from zsim.validated.spread import ANY, UNSTUDIED, SpreadEstimates, spread_estimates, spread_of, spread_parts
+from zsim.validated.spread import ANY, SpreadEstimates, spread_estimates, spread_of, spread_parts
 from zsim.validated.validation import Validation, widen_for_input
 
 _DTYPES = (
@@ -53,14 +53,14 @@ def width_stages(
 
 
 def _describe_errors(part: str, runs: Sequence[ValidatedRun]) -> str:
-    """Whose errors the part is made of. Empty for parts that are made of all of them."""
-    how = {
-        ANY: "each as a stranger would have written it",
-        UNSTUDIED: "predicted before anything was known of them",
-    }.get(part)
-    if how is None:
+    """Whose errors the part is made of. Empty but for what any run costs."""
+    if part != ANY:
         return ""
-    judged = [run for run in runs if run.stranger_error is not None and (run.is_blind or part == ANY)]
+    strangers = [run for run in runs if run.stranger_error is not None]
+    blind = [run for run in strangers if run.is_blind]
+    words = "predicted before anything was known of them", "each as a stranger would have written it"
+    how = words[not blind]
+    judged = blind or strangers
     count, sources = len(judged), len({run.source for run in judged})
     return f", by the errors of {format_count(count, 'run')} of {format_count(sources, 'source')}, {how}"
 

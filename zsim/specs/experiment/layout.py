@@ -71,7 +71,7 @@ def resolve_layout(
     )
     parallelism = _resolve_reduce_overlap(parallelism, table, requested)
     choices = [attention_of(experiment.training, table, [gpu], model, parallelism) for gpu in cluster.gpus]
-    mask = padding_mask_of(experiment.training, table, parallelism)
+    mask = padding_mask_of(experiment.training, table, parallelism, model)
     type_indices = list(unique(cluster.node_type_indices[list(placement.nodes)])) if cluster.nodes else [0]
     has_flash_2 = any(runs_flash_2(choices[kind], table, cluster.gpus[kind]) for kind in type_indices)
     full_cluster = apply_attention(cluster, choices)
@@ -87,7 +87,10 @@ def resolve_layout(
         job_cluster,
         has_flash_2,
         mask,
-        (*extended.notes, *padding_note(mask, [choices[kind] for kind in type_indices])),
+        (
+            *extended.notes,
+            *padding_note(mask, [choices[kind] for kind in type_indices], experiment.training),
+        ),
     )
 
 

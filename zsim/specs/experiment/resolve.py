@@ -138,7 +138,7 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
 
 def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, placement: Placement) -> Job:
     model = library.model(experiment.model)
-    experiment, software_notes = apply_software(experiment, cluster)
+    experiment, software_notes = apply_software(experiment, cluster, model)
     table = experiment.strategy
     layout = resolve_layout(experiment, model, cluster, placement)
     notes = [*experiment.notes, *captured_notes(model), *software_notes, *layout.notes]

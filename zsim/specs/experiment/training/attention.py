@@ -18,6 +18,7 @@ from zsim.specs.strategy.training import AttentionKind, PaddingMask, Precision
 
 HOPPER = 9.0
 _AMPERE, _BLACKWELL = 8.0, 10.0  # compute capability
+_ALWAYS_MASKED = ("llama", "gemma", "cohere")  # families whose transformers 4.38 and 4.39 mask every batch
 
 
 def attention_of(
@@ -32,7 +33,7 @@ def attention_of(
     torch's scaled_dot_product_attention chooses on Hopper, unless the framework's layers choose themselves.
     """
     framework = training_of(strategy.kind)
-    if padding_mask_of(table, strategy, parallelism) is not None:
+    if padding_mask_of(table, strategy, parallelism, model) is not None:
         takes_cudnn = table.attention is None and has_cudnn_attention(gpus) and _prefers_cudnn(gpus)
         return "cudnn" if takes_cudnn and _torch_takes_cudnn(model) else "efficient"
     if framework.calls_torch_attention and table.attention is None:
@@ -47,7 +48,7 @@ def attention_of(
 
 
 def padding_mask_of(
-    table: TrainingTable, strategy: StrategyTable, parallelism: ParallelismConfig
+    table: TrainingTable, strategy: StrategyTable, parallelism: ParallelismConfig, model: ModelSpec
 ) -> PaddingMask | None:
     """The mask that transformers hands to torch's scaled_dot_product_attention. None where it hands none.
 
@@ -57,27 +58,43 @@ def padding_mask_of(
     does, and cuDNN's, which torch prefers on Hopper and Blackwell's data-centre GPUs from 2.11 on. Before
     4.53 the mask is one of scores, made once (modeling_llama.py `_update_causal_mask`), later of booleans
     (masking_utils.py `sdpa_mask`). That a padded micro-batch may have no padding by chance is neglected.
+
+    Llama, Gemma and Cohere make one of every batch in 4.38 and 4.39 (modeling_llama.py
+    `_update_causal_mask`, until huggingface/transformers #30070).
     """
-    lengths = table.lengths
     is_asked_for = table.attention is not None and "attention" in table.model_fields_set
     is_eager = table.attention == "math" or table.transformers is None or table.compile
     is_theirs = training_of(strategy.kind).calls_torch_attention and parallelism.context == 1
-    if lengths is None or not is_theirs or is_eager or (is_asked_for and table.attention != "efficient"):
+    if not is_theirs or is_eager or (is_asked_for and table.attention != "efficient"):
         return None
-    if not has_padding(lengths, table.micro_batch_size or 1, table.sequence_length):
+    release = release_number(table.transformers or "")
+    is_always_masked = model.family in _ALWAYS_MASKED and (4, 38) <= release < (4, 40)
+    if not is_always_masked and not _is_padded(table):
         return None
-    return "bool" if release_number(table.transformers or "") >= (4, 53) else "scores"
+    return "bool" if release >= (4, 53) else "scores"
 
 
-def padding_note(mask: PaddingMask | None, choices: Sequence[AttentionChoice | None]) -> tuple[str, ...]:
-    """The note of the kernels that run under a padding mask, and of what would run without one."""
+def _is_padded(table: TrainingTable) -> bool:
+    lengths, count = table.lengths, table.micro_batch_size or 1
+    return lengths is not None and has_padding(lengths, count, table.sequence_length)
+
+
+def padding_note(
+    mask: PaddingMask | None, choices: Sequence[AttentionChoice | None], table: TrainingTable
+) -> tuple[str, ...]:
+    """The note of the kernels that run under a mask, and of what would run without one."""
     if mask is None:
         return ()
     names = {"efficient": "torch's memory-efficient kernel", "cudnn": "cuDNN's kernel"}
     kernels = " and ".join(dict.fromkeys(names[choice] for choice in choices if choice in names))
+    batches, remedy = (
+        (" of padded micro-batches", 'training.lengths.batching = "packed"')
+        if _is_padded(table)
+        else (f" under transformers {table.transformers}", "transformers 4.40")
+    )
     return (
-        f"attention of padded micro-batches is given a mask and runs in {kernels} over all pairs of tokens, "
-        'with keys and values repeated for all heads; training.lengths.batching = "packed", or '
+        f"attention{batches} is given a mask and runs in {kernels} over all pairs of tokens, "
+        f"with keys and values repeated for all heads; {remedy}, or "
         'training.attention = "flash2", would leave half of the pairs or fewer',
     )
 

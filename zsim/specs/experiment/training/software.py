@@ -38,7 +38,9 @@ _PRESET = "software"
 _ATTENTION = "training.attention"
 
 
-def apply_software(experiment: Experiment, cluster: Cluster) -> tuple[Experiment, Sequence[str]]:
+def apply_software(
+    experiment: Experiment, cluster: Cluster, model: ModelSpec
+) -> tuple[Experiment, Sequence[str]]:
     """The experiment with the defaults of the releases that it names, and notes that list them.
 
     Keys that are filled in do not count as set. Raises InputError for software that does not exist, for a
@@ -51,7 +53,7 @@ def apply_software(experiment: Experiment, cluster: Cluster) -> tuple[Experiment
     values: dict[str, Any] = {}
     for entry in preset_table(_PRESET)["default"]:
         key, release = entry["key"], releases.get(entry["software"])
-        if release is None or key in values or not _holds(entry, release, experiment):
+        if release is None or key in values or not _holds(entry, release, experiment, model.family):
             continue
         value = _value(entry, release, experiment, cluster)
         if value is not None:
@@ -123,10 +125,11 @@ def _releases_in(
             yield name, releases[earlier[-1]]
 
 
-def _holds(entry: Mapping[str, Any], release: str, experiment: Experiment) -> bool:
+def _holds(entry: Mapping[str, Any], release: str, experiment: Experiment, family: str) -> bool:
     number, when = release_number(release), entry.get("when", {})
+    before = entry["families"].get(family, "0") if "families" in entry else entry.get("before")
     is_in_range = release_number(entry.get("since", "0")) <= number and (
-        "before" not in entry or number < release_number(entry["before"])
+        before is None or number < release_number(before)
     )
     return is_in_range and not _is_set(experiment, entry["key"]) and _matches(when, experiment)
 
