@@ -131,7 +131,7 @@ def exact_delay(now: float, time: float) -> float | None:
 
 
 class EventQueue(simpy.Event, Generic[Owner, Entry]):
-    """Entries by the time for which they are scheduled, as one event of SimPy that happens at all these times.
+    """Entries by the time for which they are scheduled, as one event of SimPy that happens at each of them.
 
     `dispatch(owner, entries, now)` is called with the entries of one instant, in the order in which they were
     scheduled. It happens in the place that the first of them has among SimPy's events of that instant. Like a
