@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zsim.arrays import Ints
 from zsim.cost.flops import (
     TRACED_CONVENTION,
     active_numel,
@@ -19,7 +20,7 @@ from zsim.cost.flops import (
 )
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import op_columns
+from zsim.plan.columns import op_columns, original_ops, unroll
 from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.framework import report_role
@@ -246,16 +247,18 @@ def program_activity(program: Program, gpu: Gpu) -> GpuActivity:
     return GpuActivity(*seconds_of_payload[indices].sum(axis=0).tolist())
 
 
-def _compute_payloads(program: Program) -> tuple[list[Kernels], list[int]]:
+def _compute_payloads(program: Program) -> tuple[list[Kernels], Ints]:
     """The distinct kernels of the compute stream, and the index of each op's kernels among them."""
     index_of_payload: dict[int, int] = {}
     payloads: list[Kernels] = []
     indices: list[int] = []
     columns = program.memoize(op_columns)
-    for stream, work in zip(columns.stream, columns.work, strict=True):
-        if stream == COMPUTE and type(work) is Kernels:
+    for number in program.memoize(original_ops):
+        index, work = -1, columns.work[number]
+        if type(work) is Kernels and columns.stream[number] == COMPUTE:
             index = index_of_payload.setdefault(id(work), len(payloads))
             if index == len(payloads):
                 payloads.append(work)
-            indices.append(index)
-    return payloads, indices
+        indices.append(index)
+    unrolled = unroll(program, indices)
+    return payloads, unrolled[unrolled >= 0]

@@ -21,11 +21,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zsim.plan.builder import COMPUTE
+from zsim.plan.columns import op_columns, original_ops, unroll
 from zsim.plan.node_types import pipeline_rank_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.breakdown import Breakdown, Wait, Waits, step_breakdown
@@ -101,30 +104,28 @@ def _kernels_of_actions(program: Program) -> list[tuple[tuple[str, int, int], li
     """By drawn action (kind, stage, micro-batch), and for the optimizer at the end, its kernels on the
     compute stream, as positions among the program's ops with work.
     """
-    begins = [*program.actions, (len(program.ops), None)]
-    kernels_of_actions: list[tuple[tuple[str, int, int], list[int]]] = []
-    optimizer_kernels: list[int] = []
-    current, next_begin = -1, 0
-    position = -1
-    for number, op in enumerate(program.ops):
-        while next_begin < len(begins) and begins[next_begin][0] <= number:
-            action = begins[next_begin][1]
-            next_begin += 1
-            current = -1
-            if action is not None and action.kind in DRAWN:
-                micro_batch = -1 if action.micro_batch is None else action.micro_batch
-                kernels_of_actions.append(((action.kind, action.stage, micro_batch), []))
-                current = len(kernels_of_actions) - 1
-        if op.work is None:
-            continue
-        position += 1
-        if op.stream != COMPUTE or not isinstance(op.work, Kernels):
-            continue
-        if op.phase == "optimizer":
-            optimizer_kernels.append(position)
-        elif op.phase in COMPUTING and current >= 0:
-            kernels_of_actions[current][1].append(position)
-    return [*kernels_of_actions, (("", -1, -1), optimizer_kernels)]
+    columns, originals = program.memoize(op_columns), program.memoize(original_ops)
+    has_work = unroll(program, [columns.work[number] is not None for number in originals])
+    phases = [
+        columns.phase[number]
+        if columns.stream[number] == COMPUTE and isinstance(columns.work[number], Kernels)
+        else ""
+        for number in originals
+    ]
+    computing = np.flatnonzero(unroll(program, [phase in COMPUTING for phase in phases]))
+    optimizer = np.flatnonzero(unroll(program, [phase == "optimizer" for phase in phases]))
+    positions = np.cumsum(has_work) - 1
+    begins = [*(begin for begin, _ in program.actions), len(program.ops)]
+    bounds = pairwise(np.searchsorted(computing, begins).tolist())
+    kernels_of_actions = [
+        (
+            (action.kind, action.stage, -1 if action.micro_batch is None else action.micro_batch),
+            positions[computing[begin:end]].tolist(),
+        )
+        for (_, action), (begin, end) in zip(program.actions, bounds, strict=True)
+        if action.kind in DRAWN
+    ]
+    return [*kernels_of_actions, (("", -1, -1), positions[optimizer].tolist())]
 
 
 Interval = tuple[float, float]
