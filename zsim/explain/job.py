@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zsim.arrays import Ints
+from zsim.arrays import Floats, Ints
 from zsim.cost.flops import (
     TRACED_CONVENTION,
     active_numel,
@@ -229,22 +229,22 @@ def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
     program_seconds = [np.zeros((1, len(GpuActivity._fields)))]
     ranks = np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size
     for number, (program, fraction) in enumerate(zip(plan.programs, ranks.tolist(), strict=True)):
-        payloads, indices = program.memoize(_compute_payloads)
-        if payloads:
-            gpu = gpu_of(job, plan, number)
-            seconds_of_payload = np.array([kernel_activity(work.kernels, gpu) for work in payloads])
-            program_seconds.append(seconds_of_payload[indices] * fraction)
+        program_seconds.append(_seconds_of_ops(program, gpu_of(job, plan, number)) * fraction)
     totals = np.cumsum(np.concatenate(program_seconds), axis=0)[-1]  # one after the other, in order
     return GpuActivity(*totals.tolist())
 
 
 def program_activity(program: Program, gpu: Gpu) -> GpuActivity:
     """Seconds of a program's compute-stream kernels on a GPU, by limiting resource."""
+    return GpuActivity(*_seconds_of_ops(program, gpu).sum(axis=0).tolist())
+
+
+def _seconds_of_ops(program: Program, gpu: Gpu) -> Floats:
+    """Per op with kernels on the compute stream, its `GpuActivity`."""
     payloads, indices = program.memoize(_compute_payloads)
-    if not payloads:
-        return GpuActivity()
-    seconds_of_payload = np.array([kernel_activity(work.kernels, gpu) for work in payloads])
-    return GpuActivity(*seconds_of_payload[indices].sum(axis=0).tolist())
+    seconds_of_payload = [kernel_activity(work.kernels, gpu) for work in payloads]
+    seconds: Floats = np.array([*seconds_of_payload, GpuActivity()])[indices]
+    return seconds
 
 
 def _compute_payloads(program: Program) -> tuple[list[Kernels], Ints]:

@@ -18,17 +18,14 @@ included. Work that comes after it, such as the collectives at the end of the st
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import op_columns, original_ops, unroll
 from zsim.plan.node_types import pipeline_rank_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.breakdown import Breakdown, Wait, Waits, step_breakdown
@@ -104,28 +101,19 @@ def _kernels_of_actions(program: Program) -> list[tuple[tuple[str, int, int], li
     """By drawn action (kind, stage, micro-batch), and for the optimizer at the end, its kernels on the
     compute stream, as positions among the program's ops with work.
     """
-    columns, originals = program.memoize(op_columns), program.memoize(original_ops)
-    has_work = unroll(program, [columns.work[number] is not None for number in originals])
-    phases = [
-        columns.phase[number]
-        if columns.stream[number] == COMPUTE and isinstance(columns.work[number], Kernels)
-        else ""
-        for number in originals
-    ]
-    computing = np.flatnonzero(unroll(program, [phase in COMPUTING for phase in phases]))
-    optimizer = np.flatnonzero(unroll(program, [phase == "optimizer" for phase in phases]))
-    positions = np.cumsum(has_work) - 1
+    kernels, numbers = program.memoize(_positions_of_kernels), list(program.memoize(_position_of_op))
     begins = [*(begin for begin, _ in program.actions), len(program.ops)]
-    bounds = pairwise(np.searchsorted(computing, begins).tolist())
+    bounds = pairwise(bisect_left(kernels, (bisect_left(numbers, begin), "")) for begin in begins)
     kernels_of_actions = [
         (
             (action.kind, action.stage, -1 if action.micro_batch is None else action.micro_batch),
-            positions[computing[begin:end]].tolist(),
+            [position for position, phase in kernels[first:end] if phase in COMPUTING],
         )
-        for (_, action), (begin, end) in zip(program.actions, bounds, strict=True)
+        for (_, action), (first, end) in zip(program.actions, bounds, strict=True)
         if action.kind in DRAWN
     ]
-    return [*kernels_of_actions, (("", -1, -1), positions[optimizer].tolist())]
+    optimizer = [position for position, phase in kernels if phase == "optimizer"]
+    return [*kernels_of_actions, (("", -1, -1), optimizer)]
 
 
 Interval = tuple[float, float]
