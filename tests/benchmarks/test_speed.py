@@ -179,9 +179,10 @@ def test_other_sizes_cost_as_much(gpus: int, limit: float) -> None:
 
 @pytest.mark.speed
 def test_every_rank_of_1024_is_simulated_in_half_a_minute() -> None:
-    """In a process of its own: 29,300,000 timeouts and 0.86 GB; 43,600,000 on a machine with four times its
-    load, where so many objects miss the caches that a raw timeout hits. It runs once, for half a minute, so
-    that it is held against raw timeouts of ten rounds, not of two."""
+    """In a process of its own: 38,700,000 timeouts on a machine with eight times its load, where so many
+    objects miss the caches that a raw timeout hits, and where it was 47,100,000 when an idle one took
+    35,000,000. The goal is 25,000,000. It runs once, for half a minute, so that it is held against raw
+    timeouts of ten rounds, not of two."""
     print()
     ratio, peak_bytes = (float(word) for word in run_apart(
         "from statistics import median;"
@@ -192,7 +193,7 @@ def test_every_rank_of_1024_is_simulated_in_half_a_minute() -> None:
         "print(seconds / median(raw), end=' ')"
     ).split())  # fmt: skip
     print(f"{ratio:,.0f} raw timeouts, {peak_bytes / 1e9:.2f} GB")
-    assert ratio < 48_000_000
+    assert ratio < 42_000_000
     assert peak_bytes < 1.2e9
 
 
