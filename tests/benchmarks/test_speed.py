@@ -124,14 +124,15 @@ def median_timeouts(*runs: Callable[[], Any], rounds: int) -> list[float]:
 @pytest.mark.speed
 def test_folding_makes_the_cost_nearly_independent_of_the_gpu_count() -> None:
     """GPT-3's step, its time without overlap and its report but for the critical path, which waits until it
-    is asked for: 606,000 timeouts on 1,024 GPUs and 1.02 to 1.08 times that on 16,384, on a busy machine in
-    November 2026. The goals are 250,000 and 1.2 times. Since DeepSpeed's waits are exact the hosts bind on
-    both, so that the range of their speeds is two more runs on the clock: three runs of 64 ms and their
-    preparation are half of 0.46 s, the plan of 12,446 ops a quarter, torch's allocator a twentieth."""
+    is asked for: 579,000 to 604,000 timeouts on 1,024 GPUs and 1.02 to 1.08 times that on 16,384, on a busy
+    machine in November 2026. The goals are 250,000 and 1.2 times. Since DeepSpeed's waits are exact the hosts
+    bind on both, so that the range of their speeds is two more runs on the clock: three runs of
+    74,000 timeouts and their preparation are half, the plan of 12,446 ops a quarter, torch's allocator less
+    than a tenth."""
     gpt3(128)
     few, many = median_timeouts(lambda: gpt3(128), lambda: gpt3(2048), rounds=7)
     print(f"\n1,024 GPUs: {few:,.0f} raw timeouts; 16,384: {many:,.0f}, {many / few:.2f} times as many")
-    assert few < 700_000
+    assert few < 660_000
     assert many < 1.2 * few
 
 
@@ -178,9 +179,10 @@ def test_other_sizes_cost_as_much(gpus: int, limit: float) -> None:
 
 @pytest.mark.speed
 def test_every_rank_of_1024_is_simulated_in_half_a_minute() -> None:
-    """In a process of its own: 29,300,000 timeouts and 0.86 GB; 43,600,000 on a machine with four times its
-    load, where so many objects miss the caches that a raw timeout hits. It runs once, for half a minute, so
-    that it is held against raw timeouts of ten rounds, not of two."""
+    """In a process of its own: 38,700,000 timeouts on a machine with eight times its load, where so many
+    objects miss the caches that a raw timeout hits, and where it was 47,100,000 when an idle one took
+    35,000,000. The goal is 25,000,000. It runs once, for half a minute, so that it is held against raw
+    timeouts of ten rounds, not of two."""
     print()
     ratio, peak_bytes = (float(word) for word in run_apart(
         "from statistics import median;"
@@ -191,7 +193,7 @@ def test_every_rank_of_1024_is_simulated_in_half_a_minute() -> None:
         "print(seconds / median(raw), end=' ')"
     ).split())  # fmt: skip
     print(f"{ratio:,.0f} raw timeouts, {peak_bytes / 1e9:.2f} GB")
-    assert ratio < 48_000_000
+    assert ratio < 42_000_000
     assert peak_bytes < 1.2e9
 
 
@@ -239,9 +241,9 @@ def test_a_run_on_the_terminal_from_start_to_finish(
 
 
 @pytest.mark.speed
-@pytest.mark.parametrize(("nodes", "limit"), [(2048, 3_000_000), (12500, 22_500_000)])
+@pytest.mark.parametrize(("nodes", "limit"), [(2048, 1_000_000), (12500, 1_800_000)])
 def test_a_three_level_fat_tree_of_thousands_of_nodes(benchmark: Any, nodes: int, limit: int) -> None:
-    """16,384 GPUs under 2 s, 100,000 under 15 s at 1.5 million timeouts per second."""
+    """700,000 timeouts for 16,384 GPUs, 1,270,000 for 100,000: the links of more nodes."""
     assert in_timeouts(benchmark, lambda: tree(nodes), rounds=3) < limit
 
 

@@ -16,6 +16,11 @@ from zsim.report.views.html.timeline import report_timeline
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 
+# GPT-2 of three blocks: the first, the last, and one between them
+MODEL = {
+    "model_type": "gpt2", "n_embd": 768, "n_layer": 3, "n_head": 12, "n_positions": 1024, "vocab_size": 50257,
+}  # fmt: skip
+
 
 def step_of(sequences: int, micro_batches: int, *, whole: bool) -> SimulatedStep:
     """GPT-2 under nanotron's ZeRO-1 on 8 H100, where the host takes 54 ms for a micro-batch."""
@@ -72,9 +77,9 @@ def test_the_terms_of_a_step_add_up_to_its_seconds() -> None:
 
 
 def looped_job(strategy: dict[str, Any], micro_batches: int = 18, **data: Any) -> Experiment:
-    """GPT-2 on two nodes of 8 H100, with micro-batches of 256 tokens."""
+    """GPT-2 of three blocks on two nodes of 8 H100, with micro-batches of 256 tokens."""
     training = {"sequence_length": 256, "micro_batch_size": 1, "gradient_accumulation_steps": micro_batches}
-    return Experiment(model="gpt2", cluster="dgx-h100", nodes=2, training=training, strategy=strategy, **data)
+    return Experiment(model=MODEL, cluster="dgx-h100", nodes=2, training=training, strategy=strategy, **data)
 
 
 def unrolled(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Result:

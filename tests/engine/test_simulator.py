@@ -18,6 +18,10 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.records import point_record
 
+# GPT-2 of three blocks: the first, the last, and one between them
+MODEL = {
+    "model_type": "gpt2", "n_embd": 768, "n_layer": 3, "n_head": 12, "n_positions": 1024, "vocab_size": 50257,
+}  # fmt: skip
 NIC = {"bandwidth": "20 GB/s"}
 GPU = {"memory": {"capacity": "40 GB", "bandwidth": "1 TB/s"}}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -49,7 +53,7 @@ TRAINING = {"micro_batch_size": 1, "sequence_length": 256, "gradient_accumulatio
 
 
 def experiment(strategy: str, change: str, training: Mapping[str, Any] = TRAINING) -> Experiment:
-    data = {"model": "gpt2", "cluster": "dgx-h100", "nodes": 2, "training": dict(training)}
+    data = {"model": MODEL, "cluster": "dgx-h100", "nodes": 2, "training": dict(training)}
     return Experiment.model_validate(data | {"strategy": STRATEGIES[strategy]} | CHANGES[change])
 
 

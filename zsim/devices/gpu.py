@@ -165,25 +165,30 @@ class GpuKernels(Generic[Owner]):
     def _end_least(self, now: float) -> None:
         """End those of several kernels that have the least work left."""
         self._update_remaining(now)
-        least_remaining = min(self._remaining)
-        kernels = list(zip(self._ops, self._remaining, strict=True))
-        self._ops = [op for op, seconds in kernels if seconds > least_remaining]
-        self._remaining = [seconds for _, seconds in kernels if seconds > least_remaining]
-        if self._ops:
+        ops, remaining = self._ops, self._remaining
+        least_remaining = min(remaining)
+        ended = []
+        while least_remaining in remaining:
+            index = remaining.index(least_remaining)
+            ended.append(ops.pop(index))
+            del remaining[index]
+        if ops:
             self._schedule_wake_up()
-        for op, seconds in kernels:
-            if seconds <= least_remaining:
-                self._on_end(self._owner, op, now)
+        for op in ended:
+            self._on_end(self._owner, op, now)
 
     def _update_remaining(self, now: float) -> None:
         """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower still
         while a collective runs."""
-        done = (now - self._last_change) / (len(self._ops) * self._factor)
-        self._remaining = [seconds - done for seconds in self._remaining]
+        remaining = self._remaining
+        done = (now - self._last_change) / (len(remaining) * self._factor)
+        for index, seconds in enumerate(remaining):
+            remaining[index] = seconds - done
         self._last_change = now
 
     def _schedule_wake_up(self) -> None:
-        delay = min(self._remaining) * (len(self._ops) * self._factor)
+        remaining = self._remaining
+        delay = min(remaining) * (len(remaining) * self._factor)
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._schedule(max(delay, 0.0), (self, ticket))
+        self._schedule(delay if delay > 0 else 0.0, (self, ticket))

@@ -372,17 +372,14 @@ def _simulate_jobs(job: Job, unfold: bool, plans: Plans) -> Outcome:
     if job.cluster.gpu.has_caching_allocator:
         notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
                  "cost one that runs short is left out")  # fmt: skip
-    misfits = [name for name, request in requests.items() if name != THIS_JOB and not _fits(request)]
+    others = {name: request for name, request in requests.items() if name != THIS_JOB}
+    misfits = [name for name, other in others.items() if excess_bytes(other.job, other.plan) > 0]
     notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in misfits))
     seconds = outcome.trace.step_seconds
     background = sum(loop.prepared.link_bytes * seconds / loop.median_step.step_seconds for loop in loops[1:])
     stats = replace(outcome.stats, events=sum(loop.events for loop in loops))
     traffic = this_loop.prepared.fabric.loads(this_loop.prepared.link_bytes, background)
     return replace(outcome, stats=stats, traffic=traffic, notes=notes, concurrent_jobs=tuple(job_times))
-
-
-def _fits(request: StepRequest) -> bool:
-    return excess_bytes(request.job, request.plan) <= 0
 
 
 def _outcome(prepared: PreparedJob, executor: Executor, trace: Trace, notes: tuple[str, ...]) -> Outcome:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.cost.flops import (
     TRACED_CONVENTION,
     active_numel,
@@ -19,7 +20,7 @@ from zsim.cost.flops import (
 )
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import op_columns
+from zsim.plan.columns import op_columns, original_ops, unroll
 from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.framework import report_role
@@ -228,34 +229,36 @@ def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
     program_seconds = [np.zeros((1, len(GpuActivity._fields)))]
     ranks = np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size
     for number, (program, fraction) in enumerate(zip(plan.programs, ranks.tolist(), strict=True)):
-        payloads, indices = program.memoize(_compute_payloads)
-        if payloads:
-            gpu = gpu_of(job, plan, number)
-            seconds_of_payload = np.array([kernel_activity(work.kernels, gpu) for work in payloads])
-            program_seconds.append(seconds_of_payload[indices] * fraction)
+        program_seconds.append(_seconds_of_ops(program, gpu_of(job, plan, number)) * fraction)
     totals = np.cumsum(np.concatenate(program_seconds), axis=0)[-1]  # one after the other, in order
     return GpuActivity(*totals.tolist())
 
 
 def program_activity(program: Program, gpu: Gpu) -> GpuActivity:
     """Seconds of a program's compute-stream kernels on a GPU, by limiting resource."""
+    return GpuActivity(*_seconds_of_ops(program, gpu).sum(axis=0).tolist())
+
+
+def _seconds_of_ops(program: Program, gpu: Gpu) -> Floats:
+    """Per op with kernels on the compute stream, its `GpuActivity`."""
     payloads, indices = program.memoize(_compute_payloads)
-    if not payloads:
-        return GpuActivity()
-    seconds_of_payload = np.array([kernel_activity(work.kernels, gpu) for work in payloads])
-    return GpuActivity(*seconds_of_payload[indices].sum(axis=0).tolist())
+    seconds_of_payload = [kernel_activity(work.kernels, gpu) for work in payloads]
+    seconds: Floats = np.array([*seconds_of_payload, GpuActivity()])[indices]
+    return seconds
 
 
-def _compute_payloads(program: Program) -> tuple[list[Kernels], list[int]]:
+def _compute_payloads(program: Program) -> tuple[list[Kernels], Ints]:
     """The distinct kernels of the compute stream, and the index of each op's kernels among them."""
     index_of_payload: dict[int, int] = {}
     payloads: list[Kernels] = []
     indices: list[int] = []
     columns = program.memoize(op_columns)
-    for stream, work in zip(columns.stream, columns.work, strict=True):
-        if stream == COMPUTE and type(work) is Kernels:
+    for number in program.memoize(original_ops):
+        index, work = -1, columns.work[number]
+        if type(work) is Kernels and columns.stream[number] == COMPUTE:
             index = index_of_payload.setdefault(id(work), len(payloads))
             if index == len(payloads):
                 payloads.append(work)
-            indices.append(index)
-    return payloads, indices
+        indices.append(index)
+    unrolled = unroll(program, indices)
+    return payloads, unrolled[unrolled >= 0]

@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 from weakref import ref
 
 import simpy
-from simpy.events import EventPriority
+from simpy.events import NORMAL, EventPriority
 
 from zsim.errors import InputError, StuckError, did_you_mean
 
@@ -130,8 +130,8 @@ def exact_delay(now: float, time: float) -> float | None:
     return None
 
 
-class EventQueue(Generic[Owner, Entry]):
-    """Entries by the time for which they are scheduled.
+class EventQueue(simpy.Event, Generic[Owner, Entry]):
+    """Entries by the time for which they are scheduled, as one event of SimPy that happens at each of them.
 
     `dispatch(owner, entries, now)` is called with the entries of one instant, in the order in which they were
     scheduled. It happens in the place that the first of them has among SimPy's events of that instant. Like a
@@ -145,27 +145,33 @@ class EventQueue(Generic[Owner, Entry]):
     def __init__(
         self, env: simpy.Environment, owner: Owner, dispatch: Callable[[Owner, list[Entry], float], None]
     ) -> None:
-        self._env = env
+        super().__init__(env)
+        self._ok, self._value = True, None
         self._owner, self._dispatch = ref(owner), dispatch
         self._due: dict[float, list[Entry]] = {}
+        self.callbacks = _DISPATCH_DUE
 
     def schedule(self, delay: float, entry: Entry) -> None:
         """Schedule `entry` for `delay` seconds from now."""
-        env = self._env
+        env = self.env
         time = env.now + delay
         entries = self._due.get(time)
         if entries is not None:
             entries.append(entry)
             return
+        assert delay >= 0, f"an entry is scheduled {-delay} s ago"
         self._due[time] = [entry]
-        timeout = simpy.Timeout(env, delay)
-        timeout.callbacks = [self._dispatch_due]
+        env.schedule(self, NORMAL, delay)
 
-    def _dispatch_due(self, _event: simpy.Event) -> None:
+    def dispatch_due(self) -> None:
         """Dispatch the entries of this instant."""
-        owner, now = self._owner(), self._env.now
+        self.callbacks = _DISPATCH_DUE  # simpy takes those of an event that it processes
+        owner, now = self._owner(), self.env.now
         assert owner is not None
         self._dispatch(owner, self._due.pop(now), now)
+
+
+_DISPATCH_DUE: list[Callable[[EventQueue[Any, Any]], None]] = [EventQueue.dispatch_due]
 
 
 _FLOW_KEYS = ("route", "size_bytes", "start_seconds", "latency_seconds")

@@ -18,10 +18,10 @@ included. Work that comes after it, such as the collectives at the end of the st
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -101,30 +101,19 @@ def _kernels_of_actions(program: Program) -> list[tuple[tuple[str, int, int], li
     """By drawn action (kind, stage, micro-batch), and for the optimizer at the end, its kernels on the
     compute stream, as positions among the program's ops with work.
     """
-    begins = [*program.actions, (len(program.ops), None)]
-    kernels_of_actions: list[tuple[tuple[str, int, int], list[int]]] = []
-    optimizer_kernels: list[int] = []
-    current, next_begin = -1, 0
-    position = -1
-    for number, op in enumerate(program.ops):
-        while next_begin < len(begins) and begins[next_begin][0] <= number:
-            action = begins[next_begin][1]
-            next_begin += 1
-            current = -1
-            if action is not None and action.kind in DRAWN:
-                micro_batch = -1 if action.micro_batch is None else action.micro_batch
-                kernels_of_actions.append(((action.kind, action.stage, micro_batch), []))
-                current = len(kernels_of_actions) - 1
-        if op.work is None:
-            continue
-        position += 1
-        if op.stream != COMPUTE or not isinstance(op.work, Kernels):
-            continue
-        if op.phase == "optimizer":
-            optimizer_kernels.append(position)
-        elif op.phase in COMPUTING and current >= 0:
-            kernels_of_actions[current][1].append(position)
-    return [*kernels_of_actions, (("", -1, -1), optimizer_kernels)]
+    kernels, numbers = program.memoize(_positions_of_kernels), list(program.memoize(_position_of_op))
+    begins = [*(begin for begin, _ in program.actions), len(program.ops)]
+    bounds = pairwise(bisect_left(kernels, (bisect_left(numbers, begin), "")) for begin in begins)
+    kernels_of_actions = [
+        (
+            (action.kind, action.stage, -1 if action.micro_batch is None else action.micro_batch),
+            [position for position, phase in kernels[first:end] if phase in COMPUTING],
+        )
+        for (_, action), (first, end) in zip(program.actions, bounds, strict=True)
+        if action.kind in DRAWN
+    ]
+    optimizer = [position for position, phase in kernels if phase == "optimizer"]
+    return [*kernels_of_actions, (("", -1, -1), optimizer)]
 
 
 Interval = tuple[float, float]
