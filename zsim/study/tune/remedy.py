@@ -3,13 +3,11 @@
 The switches are sharding, checkpointing, the loss, offloading and smaller micro-batches. They are tried one
 by one, then, if none is enough, in pairs, and so on. If all of them are not enough, other degrees of
 parallelism are tried, first without and then with the lightest switches, and at last adapters on the frozen
-model (`zsim.study.tune.remedy`).
-
-Changes for a job that no switch makes fit: other degrees of parallelism, adapters instead of the model.
+model.
 
 Degrees are of expert, tensor and pipeline parallelism, in powers of two, small replicas first. The batch of a
-step stays. If there are none, or none is enough, the model is frozen and LoRA trains adapters: another kind
-of training, so it comes last.
+step stays. If there are none, or none is enough, the model is frozen and LoRA trains adapters, alone and then
+with other degrees: another kind of training, so it comes last.
 """
 
 from __future__ import annotations
@@ -30,12 +28,13 @@ from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import SHARDING
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.expert_layer import num_experts
+from zsim.specs.model.expert_layer import has_experts, num_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import verdict_of_row
 from zsim.study.tune.axes import (
     EXPERT,
     PIPELINE,
+    SPLIT,
     TENSOR,
     Candidate,
     base_of,
@@ -72,7 +71,11 @@ def degree_changes(start: Candidate) -> Iterator[Candidate]:
     for pipeline, tensor, expert in sizes:
         degrees = {PIPELINE: pipeline, TENSOR: tensor, EXPERT: expert}
         current_degrees = {PIPELINE: split.pipeline, TENSOR: split.tensor, EXPERT: split.experts.members}
-        changes = {key: degree for key, degree in degrees.items() if degree != current_degrees[key]}
+        changes: dict[str, Any] = {
+            key: degree for key, degree in degrees.items() if degree != current_degrees[key]
+        }
+        if TENSOR in changes and has_experts(model) and not split.sequence_parallel:
+            changes[SPLIT] = True  # tensor ranks with routed experts are refused without it
         accumulation = _accumulation(base, pipeline * tensor)
         if not changes or accumulation is None or num_yielded == _MAX_DEGREES:
             continue
@@ -215,7 +218,8 @@ def _larger_change(
     for single in singles:  # an axis's choices come from the least to the most
         lightest |= single.choices
     frozen = adapter_change(start)
-    for changed in (*degree_changes(start), *([] if frozen is None else [frozen])):
+    adapters = [] if frozen is None else [frozen, *degree_changes(frozen)]
+    for changed in (*degree_changes(start), *adapters):
         best = _check_plan(evaluator, changed)
         if best is None or not best.fits:
             best = _add_lightest(evaluator, changed, lightest)
