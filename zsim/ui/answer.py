@@ -11,6 +11,7 @@ from typing import Any
 
 from zsim.api import Result, simulate
 from zsim.engine.micro_batches import SimulatedStep, sample_counts
+from zsim.engine.simulate import Outcome
 from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError, ZsimError
 from zsim.explain.variants import full_variants
@@ -63,6 +64,14 @@ def check_size(job: Job) -> None:
 def _num_ops(job: Job, steps: int) -> int:
     short_job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
     return sum(len(program.ops) for program in make_plan(short_job).programs)
+
+
+class BoundedSimulator(Simulator):
+    """Simulates what has no more ops than the page simulates. A loop has those of few micro-batches."""
+
+    def outcome(self, job: Job, *, unfold: bool = False) -> Outcome:
+        check_size(job)
+        return super().outcome(job, unfold=unfold)
 
 
 _MAX_PREDICTIONS = 64
@@ -126,10 +135,8 @@ class Predictions:
         """The simulated step of a setting. Raises as `get_prediction` does."""
         step = self.steps.get(setting_token(field_values, other_settings))
         if step is None:
-            simulator = Simulator()
-            job = simulator.job(form.experiment(field_values, other_settings))
-            check_size(job)
-            step = simulator.step(job)
+            simulator = BoundedSimulator()
+            step = simulator.step(simulator.job(form.experiment(field_values, other_settings)))
         return step
 
     def get_prediction(self, form: Form, field_values: Mapping[str, Any], other_settings: str) -> Prediction:
@@ -142,7 +149,9 @@ class Predictions:
 
 
 def _simulate(experiment: Experiment) -> Result:
-    return simulate(experiment, on_job=check_size, variants=partial(full_variants, has_range=False))
+    return simulate(
+        experiment, simulator=BoundedSimulator(), variants=partial(full_variants, has_range=False)
+    )
 
 
 def setting_token(field_values: Mapping[str, Any], other_settings: str) -> str:
@@ -227,7 +236,7 @@ def answer(experiment: Experiment) -> Answer:
     simulates.
     """
     result = _simulate(experiment)
-    job, step, report, trace = result.job, result.step, result.report, result.trace
+    job, step, report, trace = result.job, result.step, result.report, result.step.outcome.trace
     return Answer(
         title=headline(report),
         tokens_per_second=report.step_tokens / report.step_seconds,
@@ -240,13 +249,21 @@ def answer(experiment: Experiment) -> Answer:
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, trace)),
         views=tuple(close_ups(trace.rank_view(report.rank), report.rank)),
-        notes=(*report.notes, *moment_notes(report)),
+        notes=(*report.notes, *moment_notes(report), *_loop_notes(step)),
         evidence=report.evidence,
         resolved=resolved_values(job),
         exported=export_files(job),
         counts=tuple(scaling_counts(job)),
         step=step,
     )
+
+
+def _loop_notes(step: SimulatedStep) -> Iterator[str]:
+    if step.is_loop:
+        yield (
+            f"timelines and film show {step.outcome_micro_batches} of {step.micro_batches:,} micro-batches, "
+            "of which the others repeat one"
+        )
 
 
 def scaling_counts(job: Job) -> list[int]:
