@@ -370,13 +370,15 @@ class _PlanFigures:
 
 def _sampled_jobs(job: Job) -> list[Job]:
     """The job with the first blocks of its model, three numbers of them. Empty if the model is not of very
-    many blocks, or if they do not repeat.
+    many blocks, or if they do not repeat, but for a few first ones.
     """
     if len(job.model.blocks) < _MIN_BLOCKS or job.parallelism.pipeline > 1:
         return []
     kinds = block_kinds(job.model, job.training)
-    period = next((n for n in range(1, _MAX_PERIOD + 1) if kinds[n:] == kinds[:-n]), None)
-    if period is None:
+    sizes = product(range(_MAX_PERIOD + 1), range(1, _MAX_PERIOD + 1))
+    repeats = ((num_first, n) for num_first, n in sizes if kinds[num_first + n :] == kinds[num_first:-n])
+    num_first, period = next(repeats, (0, 0))
+    if not period:
         return []
     unit = -(-_SAMPLED_BLOCKS // period) * period
     policies: list[Any] = [policy for _, policy in kinds]
@@ -386,7 +388,7 @@ def _sampled_jobs(job: Job) -> list[Job]:
             model=replace(job.model, blocks=job.model.blocks[:count]),
             training=replace(job.training, block_checkpointing=tuple(policies[:count])),
         )
-        for count in (unit, 2 * unit, 4 * unit)
+        for count in (num_first + unit, num_first + 2 * unit, num_first + 4 * unit)
     ]
 
 
