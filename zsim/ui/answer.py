@@ -49,7 +49,10 @@ def check_size(job: Job) -> None:
     if first == second:  # of such a schedule time does not follow from few, but its number of ops does
         second, first = 2 * ranks, ranks
     try:
-        first_ops, second_ops = _num_ops(job, first), _num_ops(job, second)
+        first_ops, second_ops = (
+            make_plan(replace(job, training=replace(job.training, gradient_accumulation_steps=count))).num_ops
+            for count in (first, second)
+        )
     except ZsimError:
         return  # the simulation says what is wrong
     count = first_ops + (second_ops - first_ops) * (steps - first) // (second - first)
@@ -59,11 +62,6 @@ def check_size(job: Job) -> None:
             f"page simulates up to {MAX_OPS:,}. With simulation.every_micro_batch = false, in other "
             "settings, a few are simulated and the rest taken to be alike; zsim run has no such bound"
         )
-
-
-def _num_ops(job: Job, steps: int) -> int:
-    short_job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
-    return sum(len(program.ops) for program in make_plan(short_job).programs)
 
 
 class BoundedSimulator(Simulator):
@@ -167,7 +165,8 @@ def differences(
 ) -> Iterator[tuple[str, list[str]]]:
     """(label, its text in every setting) of each setting that is not the same in all."""
     for key, shown in fields.items():
-        texts = [_text(field_values.get(key)) for field_values, _ in settings]
+        values = [field_values.get(key) for field_values, _ in settings]
+        texts = ["left open" if value is None or value == "" else str(value) for value in values]
         if len(set(texts)) > 1:
             yield f"{shown.label} {shown.unit}".strip(), texts
     other_texts = [
@@ -176,10 +175,6 @@ def differences(
     ]
     if len(set(other_texts)) > 1:
         yield "Other settings", other_texts
-
-
-def _text(value: Any) -> str:
-    return "left open" if value is None or value == "" else str(value)
 
 
 _MAX_GPUS = 16_384
@@ -249,7 +244,7 @@ def answer(experiment: Experiment) -> Answer:
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, trace)),
         views=tuple(close_ups(trace.rank_view(report.rank), report.rank)),
-        notes=(*report.notes, *moment_notes(report), *_loop_notes(step)),
+        notes=(*report.notes, *moment_notes(report), *([_loop_note(step)] if step.is_loop else [])),
         evidence=report.evidence,
         resolved=resolved_values(job),
         exported=export_files(job),
@@ -258,12 +253,9 @@ def answer(experiment: Experiment) -> Answer:
     )
 
 
-def _loop_notes(step: SimulatedStep) -> Iterator[str]:
-    if step.is_loop:
-        yield (
-            f"timelines and film show {step.outcome_micro_batches} of {step.micro_batches:,} micro-batches, "
-            "of which the others repeat one"
-        )
+def _loop_note(step: SimulatedStep) -> str:
+    counts = f"{step.outcome_micro_batches} of {step.micro_batches:,}"
+    return f"timelines and film show {counts} micro-batches, of which the others repeat one"
 
 
 def scaling_counts(job: Job) -> list[int]:

@@ -68,12 +68,10 @@ def degree_changes(start: Candidate) -> Iterator[Candidate]:
     ]
     sizes = sorted(product(pipelines, tensors, experts), key=lambda size: (size[0] * size[1], sum(size)))
     num_yielded = 0
+    current_degrees = {PIPELINE: split.pipeline, TENSOR: split.tensor, EXPERT: split.experts.members}
     for pipeline, tensor, expert in sizes:
-        degrees = {PIPELINE: pipeline, TENSOR: tensor, EXPERT: expert}
-        current_degrees = {PIPELINE: split.pipeline, TENSOR: split.tensor, EXPERT: split.experts.members}
-        changes: dict[str, Any] = {
-            key: degree for key, degree in degrees.items() if degree != current_degrees[key]
-        }
+        degrees = zip(current_degrees, (pipeline, tensor, expert), strict=True)
+        changes: dict[str, Any] = {key: degree for key, degree in degrees if degree != current_degrees[key]}
         if TENSOR in changes and has_experts(model) and not split.sequence_parallel:
             changes[SPLIT] = True  # tensor ranks with routed experts are refused without it
         accumulation = _accumulation(base, pipeline * tensor)
@@ -160,7 +158,7 @@ def remedy_from(experiment: Experiment, start: Candidate, measured: CandidateRes
         table_name, _, name = key.partition(".")
         if shown_key != key and table_name == "training" and getattr(training, name) is not None:
             changes[key] = value  # the experiment sets it in both places
-        assignments.append(f"{_short_key(shown_key)} = {_format_value(value)}")
+        assignments.append(f"{shown_key.removeprefix('strategy.config.')} = {_format_value(value)}")
     verdict = verdict_of_row(measured.row)
     return Remedy(
         changes,
@@ -491,10 +489,6 @@ def _combined_checks(
                 )
                 checks += [check for check in combined if check is not None]
         yield checks
-
-
-def _short_key(key: str) -> str:
-    return key.removeprefix("strategy.config.")
 
 
 def _format_value(value: Any) -> str:
