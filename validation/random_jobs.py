@@ -519,15 +519,21 @@ def _short(value: Any) -> str:
 # -- running ---------------------------------------------------------------------------------------------
 
 
-def broken_laws(seed: int, jobs: int) -> tuple[list[Broken], int]:
-    """What `jobs` jobs drawn with `seed` break, and how many of them were simulated."""
+def broken_laws(
+    seed: int, jobs: int, on_broken: Callable[[Broken], None] = lambda law: None
+) -> tuple[list[Broken], int]:
+    """What `jobs` jobs drawn with `seed` break, and how many of them were simulated. `on_broken` is called as
+    soon as a law is.
+    """
     source = random.Random(seed)
     broken: list[Broken] = []
     refused = 0
     for _ in range(jobs):
         tables = draw(source)
         before = len(broken)
-        broken += check(tables)
+        for law in check(tables):
+            broken.append(law)
+            on_broken(law)
         if len(broken) == before and _is_refused(tables):
             refused += 1
     return broken, jobs - refused
@@ -549,9 +555,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=200, help="how many to draw")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    broken, simulated = broken_laws(given.seed, given.jobs)
-    for one in broken:
-        print(one.text())
+    broken, simulated = broken_laws(given.seed, given.jobs, lambda law: print(law.text(), flush=True))
     counts = dict(Counter(one.law for one in broken))
     print(f"{given.jobs} jobs drawn, {simulated} not refused; laws broken: {counts or 'none'}")
     return 1 if broken else 0

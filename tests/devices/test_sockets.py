@@ -38,6 +38,16 @@ def test_memory_on_the_first_socket_is_far_from_the_second_sockets_gpus(directio
     assert of_two(copy, gpus=16, pcie=own_link, offload=first) == pytest.approx(1.0)
 
 
+def test_copies_cross_in_the_direction_that_they_go() -> None:
+    """Memory on the first socket, drives on both: 8 of 16 GPUs fetch 8 GB from the other socket at 8 GB/s.
+    Half of 1 GB that all write meanwhile crosses the same way, 0.0625 s more, and does not meet what they
+    send."""
+    write = DriveIo("write", GB // 16, queue_depth=64)
+    options: dict[str, Any] = {"pcie": {"gpus_per_switch": 1}, "offload": {"placement": "first"}}
+    assert of_two(Copy("h2d", GB), write, gpus=16, **options) == pytest.approx(1.0625)
+    assert of_two(Copy("d2h", GB), write, gpus=16, **options) == pytest.approx(1.0)
+
+
 def test_interleaved_memory_sends_half_of_every_copy_across() -> None:
     """10 GB of one GPU: 5 GB cross at 8 GB/s, 0.625 s of the link's 1 s; at 4 GB/s 1.25 s."""
     offload, copy = {"placement": "interleaved"}, Copy("h2d", 10 * GB)

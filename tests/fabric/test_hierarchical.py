@@ -133,11 +133,16 @@ def test_every_switch_after_the_first_makes_a_round_longer(
 
 
 def test_longer_links_add_to_the_switches() -> None:
-    """RoCE between nodes: 4 us above the rounds that were measured on InfiniBand."""
+    """RoCE between nodes: 4 us above the rounds that were measured on InfiniBand. A link inside a node of 1.5
+    us: 1 us above the 0.5 of NVLink."""
     assert extra_round_seconds(topology_of(2, cluster="roce-h100"), np.array([0, 8])).across == pytest.approx(
         4e-6
     )
     assert extra_round_seconds(topology_of(2), np.array([0, 8])) == (0.0, 0.0)
+    cluster = load_cluster("roce-h100")
+    link = cluster.node_link.model_copy(update={"latency": 1.5e-6})
+    longer = Topology(cluster.model_copy(update={"node_link": link}), 2, 8)
+    assert extra_round_seconds(longer, np.array([0, 8])) == pytest.approx((1e-6, 4e-6))
 
 
 def test_a_call_waits_for_each_of_its_rounds_as_long_as_links_are() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from zsim.api import Result, simulate
 from zsim.engine.micro_batches import SimulatedStep, sample_counts
+from zsim.engine.simulate import Outcome
 from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError, ZsimError
 from zsim.explain.variants import full_variants
@@ -48,7 +49,10 @@ def check_size(job: Job) -> None:
     if first == second:  # of such a schedule time does not follow from few, but its number of ops does
         second, first = 2 * ranks, ranks
     try:
-        first_ops, second_ops = _num_ops(job, first), _num_ops(job, second)
+        first_ops, second_ops = (
+            make_plan(replace(job, training=replace(job.training, gradient_accumulation_steps=count))).num_ops
+            for count in (first, second)
+        )
     except ZsimError:
         return  # the simulation says what is wrong
     count = first_ops + (second_ops - first_ops) * (steps - first) // (second - first)
@@ -60,9 +64,12 @@ def check_size(job: Job) -> None:
         )
 
 
-def _num_ops(job: Job, steps: int) -> int:
-    short_job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
-    return sum(len(program.ops) for program in make_plan(short_job).programs)
+class BoundedSimulator(Simulator):
+    """Simulates what has no more ops than the page simulates. A loop has those of few micro-batches."""
+
+    def outcome(self, job: Job, *, unfold: bool = False) -> Outcome:
+        check_size(job)
+        return super().outcome(job, unfold=unfold)
 
 
 _MAX_PREDICTIONS = 64
@@ -126,10 +133,8 @@ class Predictions:
         """The simulated step of a setting. Raises as `get_prediction` does."""
         step = self.steps.get(setting_token(field_values, other_settings))
         if step is None:
-            simulator = Simulator()
-            job = simulator.job(form.experiment(field_values, other_settings))
-            check_size(job)
-            step = simulator.step(job)
+            simulator = BoundedSimulator()
+            step = simulator.step(simulator.job(form.experiment(field_values, other_settings)))
         return step
 
     def get_prediction(self, form: Form, field_values: Mapping[str, Any], other_settings: str) -> Prediction:
@@ -142,7 +147,9 @@ class Predictions:
 
 
 def _simulate(experiment: Experiment) -> Result:
-    return simulate(experiment, on_job=check_size, variants=partial(full_variants, has_range=False))
+    return simulate(
+        experiment, simulator=BoundedSimulator(), variants=partial(full_variants, has_range=False)
+    )
 
 
 def setting_token(field_values: Mapping[str, Any], other_settings: str) -> str:
@@ -158,7 +165,8 @@ def differences(
 ) -> Iterator[tuple[str, list[str]]]:
     """(label, its text in every setting) of each setting that is not the same in all."""
     for key, shown in fields.items():
-        texts = [_text(field_values.get(key)) for field_values, _ in settings]
+        values = [field_values.get(key) for field_values, _ in settings]
+        texts = ["left open" if value is None or value == "" else str(value) for value in values]
         if len(set(texts)) > 1:
             yield f"{shown.label} {shown.unit}".strip(), texts
     other_texts = [
@@ -167,10 +175,6 @@ def differences(
     ]
     if len(set(other_texts)) > 1:
         yield "Other settings", other_texts
-
-
-def _text(value: Any) -> str:
-    return "left open" if value is None or value == "" else str(value)
 
 
 _MAX_GPUS = 16_384
@@ -227,7 +231,7 @@ def answer(experiment: Experiment) -> Answer:
     simulates.
     """
     result = _simulate(experiment)
-    job, step, report, trace = result.job, result.step, result.report, result.trace
+    job, step, report, trace = result.job, result.step, result.report, result.step.outcome.trace
     return Answer(
         title=headline(report),
         tokens_per_second=report.step_tokens / report.step_seconds,
@@ -240,13 +244,18 @@ def answer(experiment: Experiment) -> Answer:
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, trace)),
         views=tuple(close_ups(trace.rank_view(report.rank), report.rank)),
-        notes=(*report.notes, *moment_notes(report)),
+        notes=(*report.notes, *moment_notes(report), *([_loop_note(step)] if step.is_loop else [])),
         evidence=report.evidence,
         resolved=resolved_values(job),
         exported=export_files(job),
         counts=tuple(scaling_counts(job)),
         step=step,
     )
+
+
+def _loop_note(step: SimulatedStep) -> str:
+    counts = f"{step.outcome_micro_batches} of {step.micro_batches:,}"
+    return f"timelines and film show {counts} micro-batches, of which the others repeat one"
 
 
 def scaling_counts(job: Job) -> list[int]:

@@ -38,6 +38,7 @@ from zsim.specs.strategy.requirement import phrase
 from zsim.study.search import simulate
 from zsim.study.topologies.figures import NUM_FRAMES
 from zsim.trace.chrome import write_chrome_trace
+from zsim.ui.answer import check_size
 from zsim.ui.field import KIND, RUN, fields_of, kind_of_bare_files
 from zsim.ui.form import SIZE, DisplayedValues, Form, make_form
 from zsim.ui.layout import MAX_UPLOAD, field_id
@@ -371,6 +372,7 @@ def _step_file(experiment: Experiment, name: str) -> bytes:
         writer.writeheader()
         writer.writerows(rows)
         return table.getvalue().encode()
+    check_size(result.job)
     if name == TRACE_FILE:
         with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
             path = Path(folder) / name

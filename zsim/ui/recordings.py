@@ -22,6 +22,7 @@ from zsim.report.views.html.timeline import stream_timeline
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
+from zsim.ui.answer import check_size
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import run_safely
 from zsim.units import format_seconds
@@ -103,6 +104,7 @@ class Recordings:
         if step.outcome.trace.world_size != recorded.world_size or not is_whole:
             figure, lines = _show_unmatched(recorded.typical_step(), name, step.outcome.trace.world_size)
         else:
+            check_size(step.job)
             compared = compare(step.whole_outcome.trace, recorded, names=("simulated", name))
             figure, lines = twin_timeline(compared), str(compared).splitlines()
         return {"twins": figure.to_plotly_json(), "words": "\n".join(lines)}

@@ -15,8 +15,9 @@ from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.ui import answer
-from zsim.ui.answer import check_size
+from zsim.ui import answer as module
+from zsim.ui.answer import answer, check_size
+from zsim.ui.files import file_content
 from zsim.ui.process.backend import named_files
 
 # Asks the backend of an experiment for settings, and prints what is said of each. In a process of its own,
@@ -130,12 +131,34 @@ def test_a_step_of_too_many_ops_is_refused_with_the_bound_and_the_way_out() -> N
     check_size(resolve(change_experiment(made(), {STEPS: 100})))
 
 
+def test_a_step_whose_micro_batches_repeat_is_answered_from_few_of_them() -> None:
+    """Whatever their number: six and seven are simulated. Their difference is what each further one adds."""
+    few, many = (answer(change_experiment(made(), {STEPS: count})) for count in (7, 2_000))
+    assert few.step is not None
+    assert many.step is not None
+    assert many.step.outcome_micro_batches == 6
+    assert "whole_outcome" not in vars(many.step)
+    seven, six = few.outcome.step_seconds, many.step.outcome.trace.step_seconds
+    assert many.outcome.step_seconds == pytest.approx(six + 1_994 * (seven - six))
+    assert "timelines and film show 6 of 2,000 micro-batches, of which the others repeat one" in many.notes
+    assert not [note for note in few.notes if "film" in note]
+
+
+def test_a_step_whose_micro_batches_differ_is_refused_where_they_are_too_many() -> None:
+    """Under jitter each is simulated; a file with a span of each is refused as well."""
+    unlike = change_experiment(made(), {STEPS: 2_000, "jitter": {"seed": 1, "steps": 1}})
+    with pytest.raises(NotSimulatedError, match="2,000 micro-batches are about 1,"):
+        answer(unlike)
+    with pytest.raises(NotSimulatedError, match="2,000 micro-batches are about 1,"):
+        file_content(change_experiment(made(), {STEPS: 2_000}), "trace.json.gz")
+
+
 def test_ops_are_counted_from_plans_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The count of 40 micro-batches is that of their plan: a bound at it passes, one below does not."""
     job = resolve(change_experiment(made(), {STEPS: 40}))
     ops = sum(len(program.ops) for program in make_plan(job).programs)
-    monkeypatch.setattr(answer, "MAX_OPS", ops)
+    monkeypatch.setattr(module, "MAX_OPS", ops)
     check_size(job)
-    monkeypatch.setattr(answer, "MAX_OPS", ops - 1)
+    monkeypatch.setattr(module, "MAX_OPS", ops - 1)
     with pytest.raises(NotSimulatedError, match=f"{ops:,} ops"):
         check_size(job)

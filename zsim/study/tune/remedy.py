@@ -3,13 +3,11 @@
 The switches are sharding, checkpointing, the loss, offloading and smaller micro-batches. They are tried one
 by one, then, if none is enough, in pairs, and so on. If all of them are not enough, other degrees of
 parallelism are tried, first without and then with the lightest switches, and at last adapters on the frozen
-model (`zsim.study.tune.remedy`).
-
-Changes for a job that no switch makes fit: other degrees of parallelism, adapters instead of the model.
+model.
 
 Degrees are of expert, tensor and pipeline parallelism, in powers of two, small replicas first. The batch of a
-step stays. If there are none, or none is enough, the model is frozen and LoRA trains adapters: another kind
-of training, so it comes last.
+step stays. If there are none, or none is enough, the model is frozen and LoRA trains adapters, alone and then
+with other degrees: another kind of training, so it comes last.
 """
 
 from __future__ import annotations
@@ -30,12 +28,13 @@ from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import SHARDING
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.expert_layer import num_experts
+from zsim.specs.model.expert_layer import has_experts, num_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import verdict_of_row
 from zsim.study.tune.axes import (
     EXPERT,
     PIPELINE,
+    SPLIT,
     TENSOR,
     Candidate,
     base_of,
@@ -69,10 +68,12 @@ def degree_changes(start: Candidate) -> Iterator[Candidate]:
     ]
     sizes = sorted(product(pipelines, tensors, experts), key=lambda size: (size[0] * size[1], sum(size)))
     num_yielded = 0
+    current_degrees = {PIPELINE: split.pipeline, TENSOR: split.tensor, EXPERT: split.experts.members}
     for pipeline, tensor, expert in sizes:
-        degrees = {PIPELINE: pipeline, TENSOR: tensor, EXPERT: expert}
-        current_degrees = {PIPELINE: split.pipeline, TENSOR: split.tensor, EXPERT: split.experts.members}
-        changes = {key: degree for key, degree in degrees.items() if degree != current_degrees[key]}
+        degrees = zip(current_degrees, (pipeline, tensor, expert), strict=True)
+        changes: dict[str, Any] = {key: degree for key, degree in degrees if degree != current_degrees[key]}
+        if TENSOR in changes and has_experts(model) and not split.sequence_parallel:
+            changes[SPLIT] = True  # tensor ranks with routed experts are refused without it
         accumulation = _accumulation(base, pipeline * tensor)
         if not changes or accumulation is None or num_yielded == _MAX_DEGREES:
             continue
@@ -157,7 +158,7 @@ def remedy_from(experiment: Experiment, start: Candidate, measured: CandidateRes
         table_name, _, name = key.partition(".")
         if shown_key != key and table_name == "training" and getattr(training, name) is not None:
             changes[key] = value  # the experiment sets it in both places
-        assignments.append(f"{_short_key(shown_key)} = {_format_value(value)}")
+        assignments.append(f"{shown_key.removeprefix('strategy.config.')} = {_format_value(value)}")
     verdict = verdict_of_row(measured.row)
     return Remedy(
         changes,
@@ -215,7 +216,8 @@ def _larger_change(
     for single in singles:  # an axis's choices come from the least to the most
         lightest |= single.choices
     frozen = adapter_change(start)
-    for changed in (*degree_changes(start), *([] if frozen is None else [frozen])):
+    adapters = [] if frozen is None else [frozen, *degree_changes(frozen)]
+    for changed in (*degree_changes(start), *adapters):
         best = _check_plan(evaluator, changed)
         if best is None or not best.fits:
             best = _add_lightest(evaluator, changed, lightest)
@@ -366,13 +368,15 @@ class _PlanFigures:
 
 def _sampled_jobs(job: Job) -> list[Job]:
     """The job with the first blocks of its model, three numbers of them. Empty if the model is not of very
-    many blocks, or if they do not repeat.
+    many blocks, or if they do not repeat, but for a few first ones.
     """
     if len(job.model.blocks) < _MIN_BLOCKS or job.parallelism.pipeline > 1:
         return []
     kinds = block_kinds(job.model, job.training)
-    period = next((n for n in range(1, _MAX_PERIOD + 1) if kinds[n:] == kinds[:-n]), None)
-    if period is None:
+    sizes = product(range(_MAX_PERIOD + 1), range(1, _MAX_PERIOD + 1))
+    repeats = ((num_first, n) for num_first, n in sizes if kinds[num_first + n :] == kinds[num_first:-n])
+    num_first, period = next(repeats, (0, 0))
+    if not period:
         return []
     unit = -(-_SAMPLED_BLOCKS // period) * period
     policies: list[Any] = [policy for _, policy in kinds]
@@ -382,7 +386,7 @@ def _sampled_jobs(job: Job) -> list[Job]:
             model=replace(job.model, blocks=job.model.blocks[:count]),
             training=replace(job.training, block_checkpointing=tuple(policies[:count])),
         )
-        for count in (unit, 2 * unit, 4 * unit)
+        for count in (num_first + unit, num_first + 2 * unit, num_first + 4 * unit)
     ]
 
 
@@ -485,10 +489,6 @@ def _combined_checks(
                 )
                 checks += [check for check in combined if check is not None]
         yield checks
-
-
-def _short_key(key: str) -> str:
-    return key.removeprefix("strategy.config.")
 
 
 def _format_value(value: Any) -> str:

@@ -129,7 +129,7 @@ class Backend:
 
     def film(self, field_values: DisplayedValues, other_settings: str) -> dict[str, Any]:
         """The two figures of the animation of a setting's step, by name, and its frames."""
-        animation = animate_step(self._step(field_values, other_settings).whole_outcome)
+        animation = animate_step(self._step(field_values, other_settings).outcome)
         return {
             "cluster": cluster_figure(animation).to_plotly_json(),
             "loads": loads_figure(animation).to_plotly_json(),
@@ -155,7 +155,7 @@ class Backend:
     def file(self, name: str, field_values: DisplayedValues, other_settings: str) -> bytes:
         """A file that the page offers of a setting."""
         if name == ANIMATION_FILE:
-            animation = animate_step(self._step(field_values, other_settings).whole_outcome)
+            animation = animate_step(self._step(field_values, other_settings).outcome)
             return animation_page(animation, self.outcome(field_values, other_settings).title).encode()
         experiment = self.form.experiment(field_values, other_settings)
         return run_of(experiment).page().encode() if name == RUN_FILE else file_content(experiment, name)
