@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,17 @@ def unknown_in(value: Any) -> Unknown | None:
     return value if isinstance(value, Unknown) else None
 
 
+class _Filled(ast.NodeTransformer):
+    """An expression with a constant in place of a name."""
+
+    def __init__(self, name: str, entry: Any) -> None:
+        self.name = name
+        self.entry = entry
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Constant(self.entry), node) if node.id == self.name else node
+
+
 def evaluate(node: ast.expr, names: Mapping[str, Any], build: Callable[[ast.Call], Any]) -> Any:
     """The value of an expression of constants, `names` and calls, for which `build` has a value."""
 
@@ -76,9 +88,41 @@ def evaluate(node: ast.expr, names: Mapping[str, Any], build: Callable[[ast.Call
         case ast.Attribute() | ast.Subscript():
             owner = value(node.value)
             key = node.attr if isinstance(node, ast.Attribute) else value(node.slice)
+            if isinstance(owner, list) and type(key) is int and -len(owner) <= key < len(owner):
+                return owner[key]
             return (
                 owner[key] if isinstance(owner, dict) and isinstance(key, str) and key in owner else unknown()
             )
+        case ast.ListComp(elt=element, generators=[ast.comprehension(target=ast.Name(id=name)) as loop]):
+            entries = value(loop.iter)
+            if not isinstance(entries, list) or not all(isinstance(entry, str | int) for entry in entries):
+                return unknown()
+            filled = [
+                [_Filled(name, entry).visit(deepcopy(part)) for part in (element, *loop.ifs)]
+                for entry in entries
+            ]
+            tests = [[value(test) for test in parts[1:]] for parts in filled]
+            if unknown_in(tests):
+                return unknown()
+            return [value(parts[0]) for parts, truths in zip(filled, tests, strict=True) if all(truths)]
+        case ast.BoolOp():
+            for operand in node.values[:-1]:
+                result = value(operand)
+                if unknown_in(result):
+                    return unknown()
+                if bool(result) == isinstance(node.op, ast.Or):
+                    return result
+            return value(node.values[-1])
+        case ast.Compare(ops=[ast.Is() | ast.IsNot() as sign], comparators=[ast.Constant(value=None)]):
+            entry = value(node.left)
+            if isinstance(entry, Unknown):
+                return unknown()
+            return (entry is None) == isinstance(sign, ast.Is)
+        case ast.Compare(ops=[ast.In() | ast.NotIn() as sign]):
+            entry, group = value(node.left), value(node.comparators[0])
+            if unknown_in(entry) or unknown_in(group) or not isinstance(group, list | dict):
+                return unknown()
+            return (entry in group) == isinstance(sign, ast.In)
         case ast.BinOp(op=ast.Div()):  # a path
             folder, name = value(node.left), value(node.right)
             return (

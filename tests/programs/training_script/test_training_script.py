@@ -162,7 +162,6 @@ def test_what_is_not_followed_must_be_given(tmp_path: Path) -> None:
             "training.sequence_length",
         ),
         (SFT.replace("bf16=True", "bf16=not torch.backends.mps.is_available()"), "training.precision"),
-        (SFT.replace("bf16=True", "bf16=torch.cuda.is_bf16_supported()"), "training.precision"),
         (
             SFT.replace("bf16=True", "gradient_checkpointing_kwargs={'use_reentrant': f()}"),
             "training.checkpoint_is_reentrant",

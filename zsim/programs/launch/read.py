@@ -39,7 +39,7 @@ from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.torchtitan.read import read_torchtitan
 from zsim.programs.trainer.program import PROGRAM as TRAINER
-from zsim.programs.training_script.read import read_script
+from zsim.programs.training_script.read import parses_arguments, read_script
 from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
@@ -166,8 +166,19 @@ def _started(launch: Launch) -> TrainingFile:
         program = _TRAINERS[launch.launcher]
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
-    if program is None and (file := _code_of(launch, values)) is not None:
-        return file
+    if program is None and (path := script_path(launch.target, launch.where)) is not None:
+        return read_script(path, values, launch.variables)
+    try:
+        return _by_flags(launch, values, program)
+    except NotSimulatedError:
+        path = script_path(launch.target, launch.where, parses_arguments)
+        if program is not None or path is None:
+            raise
+        return read_script(path, values, launch.variables)
+
+
+def _by_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram | None) -> TrainingFile:
+    """The experiment that the flags say, of a program's where it is known, or of a script of one's own."""
     if program is None:
         program = TRAINER if _EXAMPLES.fullmatch(Path(launch.target).name) else _owner(values)
     if program is None:
@@ -376,12 +387,6 @@ def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, 
     """Ray's workers as left out where LLaMA-Factory is not started under Ray (ff6d4d12 extras/misc.py)."""
     is_on = launch.variables.get("USE_RAY", "").lower() in ("true", "y", "1")
     return {"ray_num_workers": None} if program is LLAMA_FACTORY and not is_on else {}
-
-
-def _code_of(launch: Launch, values: Mapping[str, Any]) -> TrainingFile | None:
-    """The settings of a script that is here and makes its arguments in code, or None."""
-    path = script_path(launch.target, launch.where)
-    return None if path is None else read_script(path, values, launch.variables)
 
 
 def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:

@@ -17,12 +17,12 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.python_text import CLASS, LINE, Unknown, evaluate, parse_python, unknown_in
-from zsim.programs.training_script.names import Names, Scope
+from zsim.programs.training_script.names import MODULE_LINES, Names, Scope
 from zsim.programs.trl.keys import KEYS, SILENT
 from zsim.programs.trl.read import read_values
 from zsim.programs.trl.rollout import ROLLOUTS
 from zsim.reading import parse_json, read_text
-from zsim.specs.formats.config_file import TrainingFile
+from zsim.specs.formats.config_file import TrainingFile, load_table, locate_named_file
 
 _CONFIG = re.compile(r"(Seq2Seq)?TrainingArguments|(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward)Config")
 _TRAINER = re.compile(r"(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward|Seq2Seq|)Trainer")
@@ -55,6 +55,14 @@ _PLACED = ("auto", "balanced", "balanced_low_0", "sequential", {"": 0}, {"": "cu
 _REFUSED = ("optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "model_init")
 _RESET = re.compile("set_(training|optimizer|dataloader)|exec|globals")
 _DTYPES = ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half")
+# What bf16 is asked for by, and the answers of GPUs from Ampere.
+_BF16 = {
+    "is_bf16_supported": True, "is_bfloat16_supported": True, "is_torch_bf16_gpu_available": True,
+    "get_device_capability": [8, 0],
+}  # fmt: skip
+_PARSED = ("parse_args_into_dataclasses", "parse_args_and_config", "parse")
+_TEXT_METHODS = ("split", "strip", "lower", "upper", "replace", "startswith", "endswith", "removeprefix")
+_LOADED_FILES = ("yaml.safe_load", "yaml.load", "json.load", "OmegaConf.load")
 _RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables that a launcher sets
 # Cells of another language, and lines of a notebook that are commands of a shell or its own.
 _OTHER_CELL = re.compile(r"\s*%%(bash|sh|script|writefile|file|html|javascript|js|latex|markdown|R|sql)\b")
@@ -78,7 +86,9 @@ def read_script(
     tree = _notebook(path) if path.suffix == ".ipynb" else parse_python(path)
     try:
         script = _Script(path, tree, flags or {}, variables or {})
-        script.visit(tree)
+        for module, scope in ((tree, script.scope), *script.names.modules.values()):
+            script.scope = scope
+            script.visit(module)
         return script.read()
     except RecursionError:
         raise InputError(f"{path}: has an expression that is nested too deeply to be read") from None
@@ -86,12 +96,20 @@ def read_script(
 
 def makes_arguments(path: Path) -> bool:
     """Whether a script makes the arguments of a trainer in its code, and takes none from flags by itself."""
+    text = _text_of(path)
+    return re.search(rf"(?<!class )\b({_CONFIG.pattern})\(", text) is not None and not parses_arguments(path)
+
+
+def parses_arguments(path: Path) -> bool:
+    """Whether a script takes the arguments of a trainer from flags."""
+    return re.search(r"(Hf|H4)ArgumentParser|TrlParser", _text_of(path)) is not None
+
+
+def _text_of(path: Path) -> str:
     try:
-        text = read_text(path)
+        return read_text(path)
     except (OSError, UnicodeDecodeError):
-        return False
-    is_made = re.search(rf"(?<!class )\b({_CONFIG.pattern})\(", text) is not None
-    return is_made and re.search(r"(Hf|H4)ArgumentParser|TrlParser", text) is None
+        return ""
 
 
 def _notebook(path: Path) -> ast.Module:
@@ -144,7 +162,7 @@ class _Script(ast.NodeVisitor):
         self.variables = variables
         self.arguments: dict[str, Any] = {}
         self.declared: set[str] = set()
-        self.names = Names(tree, self.value)
+        self.names = Names(tree, self.value, path.parent)
         self.scope = self.names.module
         self.scope.cache["__name__"] = "__main__"
         self.lengths: list[Any] = []
@@ -157,6 +175,7 @@ class _Script(ast.NodeVisitor):
         self.preparation: Any = None
         self.checkpointing: dict[str, Any] = {}
         self.is_placed = False
+        self.takes_bf16 = False
         self.condition: Unknown | None = None
         for node, scope in self.names.declared:
             self.declare(node, scope)
@@ -196,6 +215,11 @@ class _Script(ast.NodeVisitor):
             if len(node.args) > 1:
                 raise self.lack(node.lineno, f"{name}: zsim reads its arguments by name alone")
             self.take(fields, None)
+        elif name in _PARSED:
+            for entry in self.parsed(node, self.scope):
+                if isinstance(entry, dict) and CLASS in entry:
+                    self.configs.append(str(entry[CLASS]))
+                    self.take(entry, None)
         elif _TRAINER.fullmatch(name):
             self.trainers.append(name)
             self.take(fields, _TRAINED)
@@ -298,7 +322,13 @@ class _Script(ast.NodeVisitor):
         self.take(merged, _LOADED)
 
     def lack(self, line: int, text: str) -> NotSimulatedError:
-        return NotSimulatedError(f"{self.path}: {_place(line)}: {text}; write an experiment file")
+        return NotSimulatedError(f"{self.place(line)}: {text}; write an experiment file")
+
+    def place(self, line: int) -> str:
+        module, line = divmod(line, MODULE_LINES)
+        cell, line = divmod(line, _CELL_LINES)
+        path = [self.path, *self.names.modules][module]
+        return f"{path}: cell {cell}, line {line}" if cell else f"{path}: line {line}"
 
     def declare(self, node: ast.Call, scope: Scope) -> None:
         """Take the default of an argument of argparse, or the flag's value."""
@@ -341,18 +371,47 @@ class _Script(ast.NodeVisitor):
         if isinstance(node, ast.ClassDef):
             if any(_TRAINER.fullmatch(_last_name(base)) for base in node.bases):
                 return Unknown(_OWN_TRAINER, node.lineno)
-            return self.strip_changes(
-                {
-                    ast.unparse(target): self.value(entry.value, scope)
-                    for entry in node.body
-                    if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value is not None
-                    for target in (entry.targets if isinstance(entry, ast.Assign) else [entry.target])
-                }
-            )
+            base = next((text for text in map(ast.unparse, node.bases) if _is_config(text)), None)
+            fields = {} if base is None else {CLASS: base, LINE: node.lineno}
+            for entry in node.body:
+                if isinstance(entry, ast.Assign | ast.AnnAssign):
+                    for target in entry.targets if isinstance(entry, ast.Assign) else [entry.target]:
+                        fields[ast.unparse(target)] = self.default(entry, ast.unparse(target), scope)
+            return self.strip_changes(fields)
         value = evaluate(node, scope, partial(self.built, scope=scope))
         if isinstance(value, Unknown) and not value.line:
             value = Unknown(value.text, node.lineno)
         return self.strip_changes(value)
+
+    def default(self, entry: ast.Assign | ast.AnnAssign, name: str, scope: Scope) -> Any:
+        """The value of a field of a class, of which dataclasses may have it in a call."""
+        if isinstance(entry.value, ast.Call) and _last_name(entry.value.func) == "field":
+            words = {word.arg: word.value for word in entry.value.keywords}
+            factory = words.get("default_factory")
+            node = words.get("default", factory.body if isinstance(factory, ast.Lambda) else None)
+        else:
+            node = entry.value
+        return Unknown(name, entry.lineno) if node is None else self.value(node, scope)
+
+    def parsed(self, call: ast.Call, scope: Scope) -> list[Any]:
+        """The objects that a parser of dataclasses makes of the flags and of the defaults."""
+        parser = self.value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
+        classes = parser.get("0", parser.get("dataclass_types")) if isinstance(parser, dict) else None
+        classes = classes if isinstance(classes, list) else [classes]
+        named = {key for entry in classes if isinstance(entry, dict) for key in entry}
+        rest = {key: value for key, value in self.flags.items() if key not in named}
+        self.declared |= {*self.flags}
+        made: list[Any] = []
+        for entry in classes:
+            config = getattr(entry, "text", "")
+            if isinstance(entry, dict):
+                fields = {key: self.flags.get(key, value) for key, value in entry.items()}
+                made.append({**rest, **fields} if CLASS in entry else fields)
+            elif _is_config(config):
+                made.append({CLASS: config, LINE: call.lineno, **rest})
+            else:
+                made.append(entry)
+        return made
 
     def strip_changes(self, value: Any) -> Any:
         if isinstance(value, Unknown) and value.text in _DTYPES:
@@ -367,6 +426,8 @@ class _Script(ast.NodeVisitor):
         name, text = _last_name(node.func), ast.unparse(node.func)
         arguments = [self.value(argument, scope) for argument in node.args]
         unknown = Unknown(ast.unparse(node)[:60], node.lineno)
+        if text == "len" and ast.unparse(node.args[0]) == "sys.argv":
+            return 1 + 2 * len(self.flags)
         if text == "torch.cuda.is_available":
             return True
         if text in ("os.getenv", "os.environ.get") and arguments:
@@ -381,6 +442,19 @@ class _Script(ast.NodeVisitor):
                 return unknown if unknown_in(converted) else convert(converted)
             except (TypeError, ValueError):
                 return unknown
+        if name in _BF16:
+            self.takes_bf16 = True
+            return _BF16[name]
+        if name in _PARSED:
+            return self.parsed(node, scope)
+        if (function := self.names.function(text, scope)) is not None:
+            return self.names.scopes[function].returned()
+        if name in _TEXT_METHODS and isinstance(node.func, ast.Attribute):
+            owner = self.value(node.func.value, scope)
+            if isinstance(owner, str) and all(isinstance(argument, str) for argument in arguments):
+                return getattr(owner, name)(*arguments)
+        if text in _LOADED_FILES and arguments:
+            return self.content(arguments[0], unknown)
         if name == "parse_args":
             return (
                 unknown
@@ -409,6 +483,16 @@ class _Script(ast.NodeVisitor):
             else:
                 fields["**"] = Unknown(ast.unparse(word.value)[:60], node.lineno)
         return unknown if text == "dict" and (arguments or "**" in fields) else fields
+
+    def content(self, opened: Any, unknown: Unknown) -> Any:
+        """The keys of a YAML or JSON that a script loads, where its name is known and it is here."""
+        name = opened.get("0") if isinstance(opened, dict) and opened.get(CLASS) == "open" else opened
+        if not isinstance(name, str):
+            return unknown
+        try:
+            return load_table(locate_named_file(name, self.path.parent, str(self.path), "a file of settings"))
+        except InputError:
+            return unknown
 
     def read(self) -> TrainingFile:
         """The experiment of what was taken."""
@@ -455,10 +539,15 @@ class _Script(ast.NodeVisitor):
             reason = f"{key}: zsim does not follow '{unknown.text}'"
             if not setting:
                 raise self.lack(unknown.line, reason)
-            missing[setting] = f"{_place(unknown.line)}: {reason}: give --set {setting}=VALUE"
+            place = self.place(unknown.line).removeprefix(f"{self.path}: ")
+            missing[setting] = f"{place}: {reason}: give --set {setting}=VALUE"
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing
+        if self.takes_bf16:
+            file.note(
+                "the script asks whether the GPUs have bf16: taken as yes, which those before Ampere have not"
+            )
         if self.is_placed:
             file.defaults["gpus"] = 1
             file.note(
@@ -475,13 +564,12 @@ class _Script(ast.NodeVisitor):
         return file
 
 
+def _is_config(text: str) -> bool:
+    return _CONFIG.fullmatch(text.rpartition(".")[2]) is not None
+
+
 def _owner(node: ast.Call) -> str:
     return _last_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-
-
-def _place(line: int) -> str:
-    cell, line = divmod(line, _CELL_LINES)
-    return f"cell {cell}, line {line}" if cell else f"line {line}"
 
 
 def _last_name(node: ast.expr) -> str:
