@@ -113,16 +113,16 @@ def evaluate(node: ast.expr, names: Mapping[str, Any], build: Callable[[ast.Call
                 if bool(result) == isinstance(node.op, ast.Or):
                     return result
             return value(node.values[-1])
-        case ast.Compare(ops=[ast.Is() | ast.IsNot() as sign], comparators=[ast.Constant(value=None)]):
+        case ast.Compare(ops=[ast.Is() | ast.IsNot() as relation], comparators=[ast.Constant(value=None)]):
             entry = value(node.left)
             if isinstance(entry, Unknown):
                 return unknown()
-            return (entry is None) == isinstance(sign, ast.Is)
-        case ast.Compare(ops=[ast.In() | ast.NotIn() as sign]):
+            return (entry is None) == isinstance(relation, ast.Is)
+        case ast.Compare(ops=[ast.In() | ast.NotIn() as membership]):
             entry, group = value(node.left), value(node.comparators[0])
             if unknown_in(entry) or unknown_in(group) or not isinstance(group, list | dict):
                 return unknown()
-            return (entry in group) == isinstance(sign, ast.In)
+            return (entry in group) == isinstance(membership, ast.In)
         case ast.BinOp(op=ast.Div()):  # a path
             folder, name = value(node.left), value(node.right)
             return (

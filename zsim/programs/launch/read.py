@@ -166,15 +166,15 @@ def _started(launch: Launch) -> TrainingFile:
         program = _TRAINERS[launch.launcher]
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
-    if program is None and (path := script_path(launch.target, launch.where)) is not None:
-        return read_script(path, values, launch.variables)
+    if program is None and (script := script_path(launch.target, launch.where)) is not None:
+        return read_script(script, values, launch.variables)
     try:
         return _by_flags(launch, values, program)
     except NotSimulatedError:
-        path = script_path(launch.target, launch.where, parses_arguments)
-        if program is not None or path is None:
+        script = script_path(launch.target, launch.where, parses_arguments)
+        if program is not None or script is None:
             raise
-        return read_script(path, values, launch.variables)
+        return read_script(script, values, launch.variables)
 
 
 def _by_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram | None) -> TrainingFile:

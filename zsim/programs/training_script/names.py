@@ -225,7 +225,7 @@ class Names(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
             self._loads[node.id] = self._loads.get(node.id, 0) + 1
-        else:
+        elif isinstance(node.ctx, ast.Store):
             self.scope.bind(node.id, None)
 
     def visit_arg(self, node: ast.arg) -> None:

@@ -62,6 +62,7 @@ _BF16 = {
 }  # fmt: skip
 _PARSED = ("parse_args_into_dataclasses", "parse_args_and_config", "parse")
 _TEXT_METHODS = ("split", "strip", "lower", "upper", "replace", "startswith", "endswith", "removeprefix")
+_LENGTH_NAME = re.compile(r"(max_?)?(seq|sequence|context)?_?len(gth)?|cutoff_len|block_size", re.IGNORECASE)
 _LOADED_FILES = ("yaml.safe_load", "yaml.load", "json.load", "OmegaConf.load")
 _RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables that a launcher sets
 # Cells of another language, and lines of a notebook that are commands of a shell or its own.
@@ -426,6 +427,9 @@ class _Script(ast.NodeVisitor):
         name, text = _last_name(node.func), ast.unparse(node.func)
         arguments = [self.value(argument, scope) for argument in node.args]
         unknown = Unknown(ast.unparse(node)[:60], node.lineno)
+        if text == "getattr" and len(arguments) > 1 and isinstance(arguments[1], str):
+            owner = ast.Attribute(node.args[0], arguments[1], ast.Load())
+            return self.value(ast.copy_location(owner, node), scope)
         if text == "len" and ast.unparse(node.args[0]) == "sys.argv":
             return 1 + 2 * len(self.flags)
         if text == "torch.cuda.is_available":
@@ -448,7 +452,8 @@ class _Script(ast.NodeVisitor):
         if name in _PARSED:
             return self.parsed(node, scope)
         if (function := self.names.function(text, scope)) is not None:
-            return self.names.scopes[function].returned()
+            result = self.names.scopes[function].returned()
+            return unknown if isinstance(result, Unknown) else result
         if name in _TEXT_METHODS and isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value, scope)
             if isinstance(owner, str) and all(isinstance(argument, str) for argument in arguments):
@@ -484,6 +489,19 @@ class _Script(ast.NodeVisitor):
                 fields["**"] = Unknown(ast.unparse(word.value)[:60], node.lineno)
         return unknown if text == "dict" and (arguments or "**" in fields) else fields
 
+    def named_length(self, trainer: str) -> Any:
+        """The length that names of the script stand for, where no tokenizer is told one."""
+        scopes = (self.names.module, *self.names.scopes.values())
+        found = {
+            value
+            for scope in scopes
+            for name in scope
+            if _LENGTH_NAME.fullmatch(name) and type(value := scope[name]) is int
+        }
+        unknown = Unknown("the tokens of a sequence, which no tokenizer is told", 1)
+        is_speech = any(re.search("Speech|Whisper", _owner(call)) for call in self.loads)
+        return found.pop() if len(found) == 1 else None if trainer or is_speech else unknown
+
     def content(self, opened: Any, unknown: Unknown) -> Any:
         """The keys of a YAML or JSON that a script loads, where its name is known and it is here."""
         name = opened.get("0") if isinstance(opened, dict) and opened.get(CLASS) == "open" else opened
@@ -516,15 +534,20 @@ class _Script(ast.NodeVisitor):
         self.values |= self.checkpointing
         is_plain = trainer in ("", "seq2seq")
         if is_plain:
-            lengths = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
-            texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in lengths]
-            several = Unknown(", ".join(texts), 1)
-            length = lengths[0] if len(lengths) == 1 else several if lengths else None
+            told = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
+            texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in told]
+            limit = self.values.get("model_max_length")
+            if limit is not None and all(text.endswith("model_max_length") for text in texts):
+                length = limit
+            elif len(told) == 1:
+                length = told[0]
+            else:
+                length = Unknown(", ".join(texts), 1) if told else self.named_length(trainer)
             defaults = {"bf16": False, "gradient_checkpointing": False, "max_length": length}
             self.values = {**defaults, **self.values}
         for word, change in self.names.changed_outside.items():
             key = word if word in KEYS else (_LORA if self.adapters else {}).get(str(word))
-            if key is not None:
+            if key is not None and (self.adapters or not key.startswith("lora_")):
                 self.values[key] = change
         idle = ("num_train_epochs", *(() if trainer in ("sft", *ROLLOUTS) else ("beta", "loss_type")))
         missing = {}
