@@ -301,7 +301,9 @@ def test_a_launchs_variables_are_the_scripts_and_other_flags_are_noted(tmp_path:
             "zsim does not simulate Auto",
         ),
         (SFT.replace("AutoModelForCausalLM", "ViTForImageClassification"), "not simulate ViTForImage"),
-        (SFT.replace("AutoModelForCausalLM", "FastLanguageModel"), "use_unsloth"),
+        (SFT.replace("AutoModelForCausalLM", "FastVisionModel"), "use_unsloth"),
+        (SFT.replace("AutoModelForCausalLM", "FastModel").replace("SFT", "DPO"), "use_unsloth"),
+        (f"a = FastModel.get_peft_model(model, finetune_mlp_modules=False)\n{SFT}", "FastModel: zsim adapts"),
         (f"{SFT}other = SFTConfig()\n", "makes 2 of SFTConfig"),
         (f"a = LoraConfig(use_dora=True)\n{ADAPTED}", "DoRA"),
         (f"a = LoraConfig(r=8, layers_to_transform=[1])\n{ADAPTED}", "lora_layers_to_transform"),
@@ -449,3 +451,32 @@ def test_a_name_tells_the_length_that_no_tokenizer_is_told(tmp_path: Path) -> No
     assert found.training.sequence_length == 768
     with pytest.raises(InputError, match=r"no tokenizer is told.*training\.sequence_length=VALUE"):
         read_text(tmp_path, f"MAX_LEN = 768\ncutoff_len = 512\n{PLAIN}", "train.py", model=None)
+
+
+def test_unsloth_is_taken_as_liger_with_its_own_defaults(tmp_path: Path) -> None:
+    """unsloth 015bdef0 quantises to 4 bits twice, cuts at 2,048 tokens, and keeps checkpoints on the host
+    from 512 tokens on.
+    """
+    text = (
+        'model, tokenizer = FastLanguageModel.from_pretrained(model_name="unsloth/llama-3-8b-bnb-4bit")\n'
+        'model = FastLanguageModel.get_peft_model(model, r=8, bias="none", random_state=3407)\n'
+        "SFTTrainer(model, args=SFTConfig(per_device_train_batch_size=2), tokenizer=tokenizer)\n"
+    )
+    found = read_text(tmp_path, text, "train.py", model=None)
+    training, lora = found.training, there(found.training.lora)
+    assert (found.model, found.gpus, training.precision) == ("llama-3-8b", 1, "bf16")
+    assert (training.sequence_length, training.liger) == (2048, True)
+    assert (training.activation_checkpointing, training.checkpoint_offload) == ("full", "pinned")
+    assert (lora.rank, lora.alpha, lora.quantized, lora.preparation) == (8, 16, "nf4", "none")
+    assert lora.double_quantization in (None, True)
+    assert "unsloth: its kernels and its loss are taken as Liger's" in notes_of(found)
+    short = text.replace('-bnb-4bit")', '", max_seq_length=256, load_in_4bit=False)')
+    training = read_text(tmp_path, short, "train.py", model=None).training
+    assert (training.sequence_length, training.checkpoint_offload) == (256, None)
+    assert there(training.lora).quantized is None
+    kept = text.replace("r=8", "r=8, use_gradient_checkpointing=False")
+    assert read_text(tmp_path, kept, "train.py", model=None).training.activation_checkpointing != "full"
+    both = text.replace("FastLanguageModel", "FastModel").replace("r=8", "r=8, finetune_vision_layers=False")
+    assert there(read_text(tmp_path, both, "train.py", model=None).training.lora).targets == "all-linear"
+    adapted = read_text(tmp_path, text + "extra = {}\nextra['output_dir'] = 'x'\n", "train.py", model=None)
+    assert adapted.training == found.training

@@ -254,8 +254,10 @@ class Names(ast.NodeVisitor):
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         if not isinstance(node.ctx, ast.Load):
-            self._change(node, node.slice.value if isinstance(node.slice, ast.Constant) else 0)
-            self._forget(node.value)
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else 0
+            self._change(node, key)
+            if not isinstance(key, str):
+                self._forget(node.value)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:

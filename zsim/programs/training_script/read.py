@@ -72,7 +72,23 @@ _CELL_LINES = 10**6  # what a cell's number is multiplied by in the numbers of i
 _LOADS = ("from_pretrained", "from_config")
 _SETTINGS = {"model_name_or_path": "model", "load_in_4bit": "training.lora.quantized"}
 _OWN_TRAINER = "a trainer of the script's own"
-_UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
+_UNSLOTH_TEXT = ("FastLanguageModel", "FastModel")
+_UNSLOTH = (*_UNSLOTH_TEXT, "FastVisionModel")
+# What `FastLanguageModel` takes where it is not told (unsloth 015bdef0, models/loader.py and llama.py).
+_UNSLOTH_LOADS = {
+    "load_in_4bit": True, "max_seq_length": 2048, "device_map": "sequential", "dtype": None,
+    "full_finetuning": False,
+}  # fmt: skip
+_UNSLOTH_ADAPTER = {
+    "r": 16, "lora_alpha": 16, "lora_dropout": 0.0, "use_gradient_checkpointing": "unsloth",
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+}  # fmt: skip
+# What FastModel adapts where it is told no modules (models/vision.py).
+_UNSLOTH_PARTS = {
+    "finetune_vision_layers": False, "finetune_language_layers": True, "finetune_attention_modules": True,
+    "finetune_mlp_modules": True,
+}  # fmt: skip
+_SHORTEST_OFFLOADED = 512  # tokens of the shortest sequence whose checkpoints unsloth keeps on the host
 
 
 def read_script(
@@ -177,6 +193,7 @@ class _Script(ast.NodeVisitor):
         self.checkpointing: dict[str, Any] = {}
         self.is_placed = False
         self.takes_bf16 = False
+        self.unsloth: dict[str, Any] = {}
         self.condition: Unknown | None = None
         for node, scope in self.names.declared:
             self.declare(node, scope)
@@ -230,6 +247,17 @@ class _Script(ast.NodeVisitor):
             words = [word.value for word in node.keywords if word.arg == "model"]
             self.models.append((next(iter((*words, *node.args[:1])), None), self.scope))
             self.add_adapter(fields.get("peft_config"), node.lineno)
+        elif name == "get_peft_model" and _owner(node) in _UNSLOTH_TEXT:
+            self.unsloth = {**_UNSLOTH_ADAPTER, **fields}
+            if _owner(node) == "FastModel" and "target_modules" not in fields:
+                self.unsloth["target_modules"] = "all-linear"
+                parts = {part: fields.get(part, True) for part in _UNSLOTH_PARTS}
+                if parts != _UNSLOTH_PARTS:
+                    raise self.lack(
+                        node.lineno, f"FastModel: zsim adapts all of the text model alone: {parts}"
+                    )
+            known = {key: value for key, value in self.unsloth.items() if key in _LORA}
+            self.add_adapter({CLASS: "LoraConfig", LINE: node.lineno, **known}, node.lineno)
         elif name in ("get_peft_model", "add_adapter"):
             adapter = fields.get("1", fields.get("0") if name == "add_adapter" else None)
             adapter = fields.get("peft_config", fields.get("adapter_config", adapter))
@@ -304,6 +332,10 @@ class _Script(ast.NodeVisitor):
             if _last_name(call.func) == "from_config" or not is_certain:
                 fields = {key: value for key, value in fields.items() if key != "0"}
                 fields["pretrained_model_name_or_path"] = unknown
+            if owner in _UNSLOTH_TEXT:
+                fields = {**_UNSLOTH_LOADS, **fields}
+                fields.setdefault("0", fields.get("model_name"))
+                fields["load_in_4bit"] = not fields["full_finetuning"] and fields["load_in_4bit"]
             fields["use_unsloth"] = owner in _UNSLOTH or None
             keys = {*fields, *merged} - {LINE}
             merged = {
@@ -313,6 +345,8 @@ class _Script(ast.NodeVisitor):
             self.take(fields, {})
         self.condition = None
         self.values["use_unsloth"] = merged.get("use_unsloth")
+        if merged.get("use_unsloth") and "device_map" in merged and trainer in ("", "sft"):
+            self.read_unsloth(merged)
         self.is_placed = merged.get("device_map") in _PLACED
         quantised = merged.get("quantization_config")
         if isinstance(quantised, dict) and str(quantised.get(CLASS)).endswith("BitsAndBytesConfig"):
@@ -321,6 +355,31 @@ class _Script(ast.NodeVisitor):
             text = getattr(unknown_in(quantised), "text", str(quantised))
             raise self.lack(made[0].lineno, f"quantization_config: zsim does not simulate '{text}'")
         self.take(merged, _LOADED)
+
+    def read_unsloth(self, merged: Mapping[str, Any]) -> None:
+        """Take what unsloth puts in place of transformers: the types, the length and checkpoints."""
+        self.unsloth = self.unsloth or {"use_gradient_checkpointing": "unsloth"}
+        is_on = self.unsloth["use_gradient_checkpointing"]
+        self.values |= {"use_unsloth": None, "use_liger_kernel": True, "use_bnb_nested_quant": True}
+        self.values["gradient_checkpointing"] = is_on if unknown_in(is_on) else bool(is_on)
+        if not any(self.values.get(key) for key in ("bf16", "fp16")):
+            self.values["bf16"] = self.takes_bf16 = True
+        if merged.get("dtype") is None:
+            self.values["dtype"] = "float16" if self.values.get("fp16") is True else "bfloat16"
+        if not any(self.values.get(key) for key in ("max_length", "max_seq_length")):
+            self.values["max_length"] = merged["max_seq_length"]
+
+    def write_unsloth(self, file: TrainingFile) -> None:
+        """What TRL has no key for. unsloth casts what is trained to fp32 and keeps the rest."""
+        length = file.settings.get("training.sequence_length", _SHORTEST_OFFLOADED)
+        if self.unsloth["use_gradient_checkpointing"] == "unsloth" and length >= _SHORTEST_OFFLOADED:
+            file.settings["training.checkpoint_offload"] = "pinned"
+        if self.adapters:
+            file.settings.pop("training.lora.dtype", None)
+        file.note(
+            "unsloth: its kernels and its loss are taken as Liger's and its adapters as PEFT's; memory is 13 "
+            "to 16 % low at the longest contexts that it publishes, and no published time was compared"
+        )
 
     def lack(self, line: int, text: str) -> NotSimulatedError:
         return NotSimulatedError(f"{self.place(line)}: {text}; write an experiment file")
@@ -474,7 +533,7 @@ class _Script(ast.NodeVisitor):
         if name == "get" and len(arguments) == 2 and isinstance(node.func, ast.Attribute):
             table = self.value(node.func.value, scope)
             if isinstance(table, dict) and CLASS not in table and isinstance(arguments[0], str):
-                return table.get(*arguments)
+                return self.names.changed.get(arguments[0]) or table.get(*arguments)
         if text in ("max", "min") and arguments and all(type(value) is int for value in arguments):
             return (max if text == "max" else min)(arguments)
         fields: dict[str, Any] = {} if text == "dict" else {CLASS: text, LINE: node.lineno}
@@ -484,6 +543,7 @@ class _Script(ast.NodeVisitor):
             if word.arg is not None:
                 fields[word.arg] = value
             elif isinstance(value, dict) and CLASS not in value:
+                fields |= {str(key): change for key, change in self.names.changed.items() if key in KEYS}
                 fields |= value
             else:
                 fields["**"] = Unknown(ast.unparse(word.value)[:60], node.lineno)
@@ -567,6 +627,8 @@ class _Script(ast.NodeVisitor):
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing
+        if self.unsloth and not self.values.get("use_unsloth"):
+            self.write_unsloth(file)
         if self.takes_bf16:
             file.note(
                 "the script asks whether the GPUs have bf16: taken as yes, which those before Ampere have not"
