@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -11,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, unreadable_reason
-from zsim.reading import read_text
+from zsim.reading import parse_json, read_text
 
 CLASS = "class"
 """The key of a built object under which the name that was called stands."""
 LINE = "line of the call"
 """The key under which the line of that call stands, if it does."""
+# Cells of another language, and lines of a notebook that are commands of a shell or its own.
+_OTHER_CELL = re.compile(r"\s*%%(bash|sh|script|writefile|file|html|javascript|js|latex|markdown|R|sql)\b")
+_COMMAND = re.compile(r"(?m)^([ \t]*)(?:(?:[\w, ]+=[ \t]*)?[!%](?:.*\\\n)*.*|\?.*|[\w.]+\?{1,2}[ \t]*)$")
+CELL_LINES = 10**6
+"""What a cell's number is multiplied by in the numbers of its lines."""
 _OPERATIONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
@@ -40,6 +46,45 @@ def parse_python(path: Path, text: str | None = None) -> ast.Module:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
     except (SyntaxError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: is not Python: {error}") from None
+
+
+def parse_notebook(path: Path) -> ast.Module:
+    """The Python of a notebook's cells. Raises InputError for another JSON."""
+    try:
+        content = parse_json(read_text(path), path)
+    except (OSError, ValueError):
+        content = None
+    cells = content.get("cells") if isinstance(content, dict) else None
+    if not isinstance(cells, list):
+        raise InputError(f"{path}: is no notebook: it has no cells")
+    statements: list[ast.stmt] = []
+    for number, cell in enumerate(cells, 1):
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        source = cell.get("source")
+        lines = [source] if isinstance(source, str) else source
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise InputError(f"{path}: cell {number}: source: expected text, or a list of it")
+        if not re.match(_OTHER_CELL, text := "".join(lines)):
+            body = ast.Module(_parse_cell(text, f"{path}: cell {number}"), [])
+            statements += ast.increment_lineno(body, number * CELL_LINES).body
+    return ast.Module(statements, [])
+
+
+def _parse_cell(text: str, where: str) -> list[ast.stmt]:
+    """The statements of a cell, where commands of a shell and of the notebook do nothing."""
+    for code in (text, re.sub(_COMMAND, _erase_command, text)):
+        try:
+            return ast.parse(code).body
+        except SyntaxError as error:
+            reason = f"line {error.lineno}: is not Python: {error.msg}"
+        except (ValueError, RecursionError) as error:
+            reason = f"is not Python: {error}"
+    raise InputError(f"{where}: {reason}")
+
+
+def _erase_command(match: re.Match[str]) -> str:
+    return f"{match[1]}pass" + "\n" * match[0].count("\n")
 
 
 def unknown_in(value: Any) -> Unknown | None:

@@ -16,12 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.programs.python_text import CLASS, LINE, Unknown, evaluate, parse_python, unknown_in
+from zsim.programs.python_text import (
+    CELL_LINES,
+    CLASS,
+    LINE,
+    Unknown,
+    evaluate,
+    parse_notebook,
+    parse_python,
+    unknown_in,
+)
 from zsim.programs.training_script.names import MODULE_LINES, Names, Scope
 from zsim.programs.trl.keys import KEYS, SILENT
 from zsim.programs.trl.read import read_values
 from zsim.programs.trl.rollout import ROLLOUTS
-from zsim.reading import parse_json, read_text
+from zsim.reading import read_text
 from zsim.specs.formats.config_file import TrainingFile, load_table, locate_named_file
 
 _CONFIG = re.compile(r"(Seq2Seq)?TrainingArguments|(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward)Config")
@@ -65,10 +74,6 @@ _TEXT_METHODS = ("split", "strip", "lower", "upper", "replace", "startswith", "e
 _LENGTH_NAME = re.compile(r"(max_?)?(seq|sequence|context)?_?len(gth)?|cutoff_len|block_size", re.IGNORECASE)
 _LOADED_FILES = ("yaml.safe_load", "yaml.load", "json.load", "OmegaConf.load")
 _RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables that a launcher sets
-# Cells of another language, and lines of a notebook that are commands of a shell or its own.
-_OTHER_CELL = re.compile(r"\s*%%(bash|sh|script|writefile|file|html|javascript|js|latex|markdown|R|sql)\b")
-_COMMAND = re.compile(r"(?m)^([ \t]*)(?:(?:[\w, ]+=[ \t]*)?[!%](?:.*\\\n)*.*|\?.*|[\w.]+\?{1,2}[ \t]*)$")
-_CELL_LINES = 10**6  # what a cell's number is multiplied by in the numbers of its lines
 _LOADS = ("from_pretrained", "from_config")
 _SETTINGS = {"model_name_or_path": "model", "load_in_4bit": "training.lora.quantized"}
 _OWN_TRAINER = "a trainer of the script's own"
@@ -100,7 +105,7 @@ def read_script(
     Raises InputError for a script without arguments of the Trainer's, NotSimulatedError for what it does
     besides, and for conditions on which it depends and that are not constants.
     """
-    tree = _notebook(path) if path.suffix == ".ipynb" else parse_python(path)
+    tree = parse_notebook(path) if path.suffix == ".ipynb" else parse_python(path)
     try:
         script = _Script(path, tree, flags or {}, variables or {})
         for module, scope in ((tree, script.scope), *script.names.modules.values()):
@@ -127,45 +132,6 @@ def _text_of(path: Path) -> str:
         return read_text(path)
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _notebook(path: Path) -> ast.Module:
-    """The Python of a notebook's cells. Raises InputError for another JSON."""
-    try:
-        content = parse_json(read_text(path), path)
-    except (OSError, ValueError):
-        content = None
-    cells = content.get("cells") if isinstance(content, dict) else None
-    if not isinstance(cells, list):
-        raise InputError(f"{path}: is no notebook: it has no cells")
-    statements: list[ast.stmt] = []
-    for number, cell in enumerate(cells, 1):
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-            continue
-        source = cell.get("source")
-        lines = [source] if isinstance(source, str) else source
-        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise InputError(f"{path}: cell {number}: source: expected text, or a list of it")
-        if not re.match(_OTHER_CELL, text := "".join(lines)):
-            body = ast.Module(_parse_cell(text, f"{path}: cell {number}"), [])
-            statements += ast.increment_lineno(body, number * _CELL_LINES).body
-    return ast.Module(statements, [])
-
-
-def _parse_cell(text: str, where: str) -> list[ast.stmt]:
-    """The statements of a cell, where commands of a shell and of the notebook do nothing."""
-    for code in (text, re.sub(_COMMAND, _erase_command, text)):
-        try:
-            return ast.parse(code).body
-        except SyntaxError as error:
-            reason = f"line {error.lineno}: is not Python: {error.msg}"
-        except (ValueError, RecursionError) as error:
-            reason = f"is not Python: {error}"
-    raise InputError(f"{where}: {reason}")
-
-
-def _erase_command(match: re.Match[str]) -> str:
-    return f"{match[1]}pass" + "\n" * match[0].count("\n")
 
 
 class _Script(ast.NodeVisitor):
@@ -386,7 +352,7 @@ class _Script(ast.NodeVisitor):
 
     def place(self, line: int) -> str:
         module, line = divmod(line, MODULE_LINES)
-        cell, line = divmod(line, _CELL_LINES)
+        cell, line = divmod(line, CELL_LINES)
         path = [self.path, *self.names.modules][module]
         return f"{path}: cell {cell}, line {line}" if cell else f"{path}: line {line}"
 
