@@ -405,9 +405,7 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
         locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON")
     )
     _note_flags(
-        file,
-        launch,
-        [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")],
+        file, launch, [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")]
     )
     return file
 

@@ -158,9 +158,7 @@ def trainer_in_name(path: Path) -> str:
     return words.pop() if len(words) == 1 else trainers.get(path.parent.name.lower(), "")
 
 
-_STEPS = {
-    "ppo": "PPO, whose step has rollouts and four models",
-}
+_STEPS = {"ppo": "PPO, whose step has rollouts and four models"}
 
 
 def _refuse_trainer(values: FileValues, trainer: str) -> None:
