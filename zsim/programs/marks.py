@@ -21,7 +21,7 @@ class Marks:
     name: str
     title: str
     read_at: str
-    """Where its files were read, and in which release."""
+    """The release in which its files were read, and behind ", " where."""
     marks: tuple[tuple[str | list[str], ...], ...]
     """Lists of dotted keys. A file is the program's if it has all keys of one, and one of each list in it."""
     advice: str = ""
@@ -29,7 +29,6 @@ class Marks:
     reads: str = ""
     """The file that is read, with an article. What follows is as `TrainingProgram` has it."""
     kinds: tuple[str, ...] = ()
-    release: str = ""
     recognised_by: str = ""
     order: int = 0
     """Where it is asked behind the rows that have none."""
@@ -56,7 +55,7 @@ class MarkedProgram(ValuesProgram):
             return
         self.name, self.title, self.kinds, self.reads = marks.name, marks.title, marks.kinds, marks.reads
         self.file_nouns = (marks.reads.partition(" ")[2],) if marks.reads else ()
-        self.release, self.recognised_by = marks.release, marks.recognised_by
+        self.release, self.recognised_by = marks.read_at.partition(", ")[0], marks.recognised_by
         self.suffixes, self.yaml_marks, self.order = (
             marks.suffixes,
             marks.yaml_marks,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,26 @@ from zsim.programs.python_text import (
     CLASS,
     LINE,
     Unknown,
-    evaluate,
     parse_notebook,
     parse_python,
     unknown_in,
 )
-from zsim.programs.training_script.names import MODULE_LINES, Names, Scope
+from zsim.programs.training_script.names import MODULE_LINES, Scope
+from zsim.programs.training_script.values import (
+    CONFIG,
+    DTYPES,
+    OWN_TRAINER,
+    PARSED,
+    TRAINER,
+    Values,
+    last_name,
+)  # fmt: skip
 from zsim.programs.trl.keys import KEYS, SILENT
 from zsim.programs.trl.read import read_values
 from zsim.programs.trl.rollout import ROLLOUTS
 from zsim.reading import read_text
-from zsim.specs.formats.config_file import TrainingFile, load_table, locate_named_file
+from zsim.specs.formats.config_file import TrainingFile
 
-_CONFIG = re.compile(r"(Seq2Seq)?TrainingArguments|(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward)Config")
-_TRAINER = re.compile(r"(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward|Seq2Seq|)Trainer")
 _MODEL = re.compile(
     r"(AutoModelFor|\w+For)(CausalLM|ConditionalGeneration|ImageTextToText|SpeechSeq2Seq|Seq2SeqLM)"
     r"|AutoModelForVision2Seq"
@@ -63,20 +68,11 @@ _PLACED = ("auto", "balanced", "balanced_low_0", "sequential", {"": 0}, {"": "cu
 # Arguments of trainers and methods of their arguments that change a step in ways that zsim does not read.
 _REFUSED = ("optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "model_init")
 _RESET = re.compile("set_(training|optimizer|dataloader)|exec|globals")
-_DTYPES = ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half")
-# What bf16 is asked for by, and the answers of GPUs from Ampere.
-_BF16 = {
-    "is_bf16_supported": True, "is_bfloat16_supported": True, "is_torch_bf16_gpu_available": True,
-    "get_device_capability": [8, 0],
-}  # fmt: skip
-_PARSED = ("parse_args_into_dataclasses", "parse_args_and_config", "parse")
-_TEXT_METHODS = ("split", "strip", "lower", "upper", "replace", "startswith", "endswith", "removeprefix")
-_LENGTH_NAME = re.compile(r"(max_?)?(seq|sequence|context)?_?len(gth)?|cutoff_len|block_size", re.IGNORECASE)
-_LOADED_FILES = ("yaml.safe_load", "yaml.load", "json.load", "OmegaConf.load")
-_RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables that a launcher sets
+_LENGTH_NAME = re.compile(
+    r"(max_?(seq|sequence|context)?|seq|sequence|context)_?len(gth)?|cutoff_len|block_size", re.IGNORECASE
+)
 _LOADS = ("from_pretrained", "from_config")
 _SETTINGS = {"model_name_or_path": "model", "load_in_4bit": "training.lora.quantized"}
-_OWN_TRAINER = "a trainer of the script's own"
 _UNSLOTH_TEXT = ("FastLanguageModel", "FastModel")
 _UNSLOTH = (*_UNSLOTH_TEXT, "FastVisionModel")
 # What `FastLanguageModel` takes where it is not told (unsloth 015bdef0, models/loader.py and llama.py).
@@ -119,7 +115,7 @@ def read_script(
 def makes_arguments(path: Path) -> bool:
     """Whether a script makes the arguments of a trainer in its code, and takes none from flags by itself."""
     text = _text_of(path)
-    return re.search(rf"(?<!class )\b({_CONFIG.pattern})\(", text) is not None and not parses_arguments(path)
+    return re.search(rf"(?<!class )\b({CONFIG.pattern})\(", text) is not None and not parses_arguments(path)
 
 
 def parses_arguments(path: Path) -> bool:
@@ -134,20 +130,14 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-class _Script(ast.NodeVisitor):
+class _Script(Values, ast.NodeVisitor):
     """The objects that a script builds and that decide how a step runs."""
 
     def __init__(
         self, path: Path, tree: ast.Module, flags: Mapping[str, Any], variables: Mapping[str, str]
     ) -> None:
-        self.path = path
-        self.flags = flags
-        self.variables = variables
-        self.arguments: dict[str, Any] = {}
-        self.declared: set[str] = set()
-        self.names = Names(tree, self.value, path.parent)
+        super().__init__(path, tree, flags, variables)
         self.scope = self.names.module
-        self.scope.cache["__name__"] = "__main__"
         self.lengths: list[Any] = []
         self.values: dict[str, Any] = {}
         self.configs: list[str] = []
@@ -157,12 +147,8 @@ class _Script(ast.NodeVisitor):
         self.loads: dict[ast.Call, tuple[Scope, Unknown | None]] = {}
         self.preparation: Any = None
         self.checkpointing: dict[str, Any] = {}
-        self.is_placed = False
-        self.takes_bf16 = False
         self.unsloth: dict[str, Any] = {}
         self.condition: Unknown | None = None
-        for node, scope in self.names.declared:
-            self.declare(node, scope)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         outer, self.scope = self.scope, self.names.scopes[node]
@@ -190,21 +176,21 @@ class _Script(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        name, fields = _last_name(node.func), self.built(node, self.scope)
+        name, fields = last_name(node.func), self.built(node, self.scope)
         fields = fields if isinstance(fields, dict) else {}
         if "tokenize" in name.lower() and fields.get("max_length") is not None:
             self.lengths.append(fields["max_length"])
-        if _CONFIG.fullmatch(name):
+        if CONFIG.fullmatch(name):
             self.configs.append(name)
             if len(node.args) > 1:
                 raise self.lack(node.lineno, f"{name}: zsim reads its arguments by name alone")
             self.take(fields, None)
-        elif name in _PARSED:
+        elif name in PARSED:
             for entry in self.parsed(node, self.scope):
                 if isinstance(entry, dict) and CLASS in entry:
                     self.configs.append(str(entry[CLASS]))
                     self.take(entry, None)
-        elif _TRAINER.fullmatch(name):
+        elif TRAINER.fullmatch(name):
             self.trainers.append(name)
             self.take(fields, _TRAINED)
             for key in _REFUSED:
@@ -249,12 +235,12 @@ class _Script(ast.NodeVisitor):
         elif _RESET.fullmatch(name) or (name == "replace" and node.keywords):
             raise self.lack(node.lineno, f"{name}: zsim does not follow what it changes")
         elif name in ("to", "half", "bfloat16", "float") and isinstance(node.func, ast.Attribute):
-            is_cast = name != "to" or any(f"torch.{value}" in _DTYPES for value in fields.values())
+            is_cast = name != "to" or any(f"torch.{value}" in DTYPES for value in fields.values())
             calls = self.names.calls(node.func.value, self.scope) if is_cast else None
-            if calls and all(_last_name(call.func) in _LOADS for call in calls):
+            if calls and all(last_name(call.func) in _LOADS for call in calls):
                 raise self.lack(node.lineno, f"{name}: zsim reads the model's dtype where it is loaded alone")
-        elif getattr(self.scope.get(name), "text", "") == _OWN_TRAINER:
-            raise self.lack(node.lineno, f"{name}: is {_OWN_TRAINER}, whose loss zsim does not read")
+        elif getattr(self.scope.get(name), "text", "") == OWN_TRAINER:
+            raise self.lack(node.lineno, f"{name}: is {OWN_TRAINER}, whose loss zsim does not read")
 
     def add_adapter(self, config: Any, line: int) -> None:
         """Take the adapter that a model or trainer is given. Raises NotSimulatedError for all but LoRA."""
@@ -280,7 +266,7 @@ class _Script(ast.NodeVisitor):
                 continue
             calls = self.names.calls(node, scope)
             if calls is not None:  # without those of branches that are not taken
-                calls = [call for call in calls if call in self.loads or _last_name(call.func) not in _LOADS]
+                calls = [call for call in calls if call in self.loads or last_name(call.func) not in _LOADS]
             made = None if calls is None or made is None else [*made, *calls]
         is_certain = made is not None and all(call in self.loads for call in made)
         if not is_certain or made is None:
@@ -295,7 +281,7 @@ class _Script(ast.NodeVisitor):
                     continue
                 raise self.lack(call.lineno, f"zsim does not simulate {owner} of scripts yet")
             unknown = Unknown(ast.unparse(call)[:60], call.lineno)
-            if _last_name(call.func) == "from_config" or not is_certain:
+            if last_name(call.func) == "from_config" or not is_certain:
                 fields = {key: value for key, value in fields.items() if key != "0"}
                 fields["pretrained_model_name_or_path"] = unknown
             if owner in _UNSLOTH_TEXT:
@@ -356,27 +342,6 @@ class _Script(ast.NodeVisitor):
         path = [self.path, *self.names.modules][module]
         return f"{path}: cell {cell}, line {line}" if cell else f"{path}: line {line}"
 
-    def declare(self, node: ast.Call, scope: Scope) -> None:
-        """Take the default of an argument of argparse, or the flag's value."""
-        fields = self.built(node, scope)
-        words = [str(fields[key]) for key in fields if key.isdecimal()]
-        flags = [word.lstrip("-").replace("-", "_") for word in words]
-        name = str(fields.get("dest") or max(flags, key=len, default=""))
-        action = fields.get("action", "store")
-        unknown = Unknown(f"--{name}", node.lineno)
-        is_on = {"store_true": True, "store_false": False}.get(str(action))
-        is_open = fields.get("required") is True or not all(word.startswith("-") for word in words)
-        is_open |= "**" in fields or (action != "store" and is_on is None)
-        value = fields.get("default", unknown if is_open else None if is_on is None else not is_on)
-        self.declared.update(flags)
-        for flag in flags:
-            if flag in self.flags:
-                value = self.flags[flag] if is_on is None else is_on
-                value = unknown if action != "store" and is_on is None else value
-        if name in self.arguments and self.arguments[name] != value:
-            value = unknown
-        self.arguments[name] = value
-
     def take(self, fields: Mapping[str, Any], keys: Mapping[str, str] | None) -> None:
         """Take the arguments of an object that decides how a step runs, by `keys` or as they are called."""
         name, line = str(fields.get(CLASS)), int(fields.get(LINE, 0))
@@ -392,129 +357,6 @@ class _Script(ast.NodeVisitor):
             if key not in (None, CLASS, LINE) and not str(key).isdecimal() and value is not None:
                 self.values[key] = value
 
-    def value(self, node: Any, scope: Scope) -> Any:
-        """The value of a node, without those of its attributes and keys that are written to elsewhere."""
-        if isinstance(node, ast.ClassDef):
-            if any(_TRAINER.fullmatch(_last_name(base)) for base in node.bases):
-                return Unknown(_OWN_TRAINER, node.lineno)
-            base = next((text for text in map(ast.unparse, node.bases) if _is_config(text)), None)
-            fields = {} if base is None else {CLASS: base, LINE: node.lineno}
-            for entry in node.body:
-                if isinstance(entry, ast.Assign | ast.AnnAssign):
-                    for target in entry.targets if isinstance(entry, ast.Assign) else [entry.target]:
-                        fields[ast.unparse(target)] = self.default(entry, ast.unparse(target), scope)
-            return self.strip_changes(fields)
-        value = evaluate(node, scope, partial(self.built, scope=scope))
-        if isinstance(value, Unknown) and not value.line:
-            value = Unknown(value.text, node.lineno)
-        return self.strip_changes(value)
-
-    def default(self, entry: ast.Assign | ast.AnnAssign, name: str, scope: Scope) -> Any:
-        """The value of a field of a class, of which dataclasses may have it in a call."""
-        if isinstance(entry.value, ast.Call) and _last_name(entry.value.func) == "field":
-            words = {word.arg: word.value for word in entry.value.keywords}
-            factory = words.get("default_factory")
-            node = words.get("default", factory.body if isinstance(factory, ast.Lambda) else None)
-        else:
-            node = entry.value
-        return Unknown(name, entry.lineno) if node is None else self.value(node, scope)
-
-    def parsed(self, call: ast.Call, scope: Scope) -> list[Any]:
-        """The objects that a parser of dataclasses makes of the flags and of the defaults."""
-        parser = self.value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
-        classes = parser.get("0", parser.get("dataclass_types")) if isinstance(parser, dict) else None
-        classes = classes if isinstance(classes, list) else [classes]
-        named = {key for entry in classes if isinstance(entry, dict) for key in entry}
-        rest = {key: value for key, value in self.flags.items() if key not in named}
-        self.declared |= {*self.flags}
-        made: list[Any] = []
-        for entry in classes:
-            config = getattr(entry, "text", "")
-            if isinstance(entry, dict):
-                fields = {key: self.flags.get(key, value) for key, value in entry.items()}
-                made.append({**rest, **fields} if CLASS in entry else fields)
-            elif _is_config(config):
-                made.append({CLASS: config, LINE: call.lineno, **rest})
-            else:
-                made.append(entry)
-        return made
-
-    def strip_changes(self, value: Any) -> Any:
-        if isinstance(value, Unknown) and value.text in _DTYPES:
-            return value.text[6:]
-        if not isinstance(value, dict):
-            return value
-        changes = self.names.changed_outside if CLASS in value else self.names.changed
-        return {key: changes.get(key) or self.strip_changes(part) for key, part in value.items()}
-
-    def built(self, node: ast.Call, scope: Scope) -> Any:
-        """The arguments of a call by name, or its value where it is a constant."""
-        name, text = _last_name(node.func), ast.unparse(node.func)
-        arguments = [self.value(argument, scope) for argument in node.args]
-        unknown = Unknown(ast.unparse(node)[:60], node.lineno)
-        if text == "getattr" and len(arguments) > 1 and isinstance(arguments[1], str):
-            owner = ast.Attribute(node.args[0], arguments[1], ast.Load())
-            return self.value(ast.copy_location(owner, node), scope)
-        if text == "len" and ast.unparse(node.args[0]) == "sys.argv":
-            return 1 + 2 * len(self.flags)
-        if text == "torch.cuda.is_available":
-            return True
-        if text in ("os.getenv", "os.environ.get") and arguments:
-            variable = str(arguments[0])
-            if variable in _RANKS or variable in self.names.changed or isinstance(arguments[0], Unknown):
-                return unknown
-            return self.variables.get(variable, arguments[1] if len(arguments) == 2 else unknown)
-        if text in ("int", "float", "str", "Path") and len(arguments) == 1:
-            converted = arguments[0]
-            convert = {"int": int, "float": float}.get(text, str)
-            try:
-                return unknown if unknown_in(converted) else convert(converted)
-            except (TypeError, ValueError):
-                return unknown
-        if name in _BF16:
-            self.takes_bf16 = True
-            return _BF16[name]
-        if name in _PARSED:
-            return self.parsed(node, scope)
-        if (function := self.names.function(text, scope)) is not None:
-            result = self.names.scopes[function].returned()
-            return unknown if isinstance(result, Unknown) else result
-        if name in _TEXT_METHODS and isinstance(node.func, ast.Attribute):
-            owner = self.value(node.func.value, scope)
-            if isinstance(owner, str) and all(isinstance(argument, str) for argument in arguments):
-                return getattr(owner, name)(*arguments)
-        if text in _LOADED_FILES and arguments:
-            return self.content(arguments[0], unknown)
-        if name == "parse_args":
-            return (
-                unknown
-                if node.keywords or arguments not in ([], [[]], [""])
-                else self.strip_changes(self.arguments)
-            )
-        made = scope.get(text)
-        if isinstance(made, dict) and CLASS not in made and text[:1].isupper():
-            if node.args or not all(word.arg in made for word in node.keywords):
-                return unknown
-            return made | {str(word.arg): self.value(word.value, scope) for word in node.keywords}
-        if name == "get" and len(arguments) == 2 and isinstance(node.func, ast.Attribute):
-            table = self.value(node.func.value, scope)
-            if isinstance(table, dict) and CLASS not in table and isinstance(arguments[0], str):
-                return self.names.changed.get(arguments[0]) or table.get(*arguments)
-        if text in ("max", "min") and arguments and all(type(value) is int for value in arguments):
-            return (max if text == "max" else min)(arguments)
-        fields: dict[str, Any] = {} if text == "dict" else {CLASS: text, LINE: node.lineno}
-        fields |= {str(number): value for number, value in enumerate(arguments)}
-        for word in node.keywords:
-            value = self.value(word.value, scope)
-            if word.arg is not None:
-                fields[word.arg] = value
-            elif isinstance(value, dict) and CLASS not in value:
-                fields |= {str(key): change for key, change in self.names.changed.items() if key in KEYS}
-                fields |= value
-            else:
-                fields["**"] = Unknown(ast.unparse(word.value)[:60], node.lineno)
-        return unknown if text == "dict" and (arguments or "**" in fields) else fields
-
     def named_length(self, trainer: str) -> Any:
         """The length that names of the script stand for, where no tokenizer is told one."""
         scopes = (self.names.module, *self.names.scopes.values())
@@ -527,16 +369,6 @@ class _Script(ast.NodeVisitor):
         unknown = Unknown("the tokens of a sequence, which no tokenizer is told", 1)
         is_speech = any(re.search("Speech|Whisper", _owner(call)) for call in self.loads)
         return found.pop() if len(found) == 1 else None if trainer or is_speech else unknown
-
-    def content(self, opened: Any, unknown: Unknown) -> Any:
-        """The keys of a YAML or JSON that a script loads, where its name is known and it is here."""
-        name = opened.get("0") if isinstance(opened, dict) and opened.get(CLASS) == "open" else opened
-        if not isinstance(name, str):
-            return unknown
-        try:
-            return load_table(locate_named_file(name, self.path.parent, str(self.path), "a file of settings"))
-        except InputError:
-            return unknown
 
     def read(self) -> TrainingFile:
         """The experiment of what was taken."""
@@ -615,13 +447,5 @@ class _Script(ast.NodeVisitor):
         return file
 
 
-def _is_config(text: str) -> bool:
-    return _CONFIG.fullmatch(text.rpartition(".")[2]) is not None
-
-
 def _owner(node: ast.Call) -> str:
-    return _last_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return last_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
