@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,14 @@ def _has(data: Any, mark: str) -> bool:
     if mark.startswith("!"):
         return not _has(data, mark[1:])
     key, equals, texts = mark.partition("=")
+    part, _, rest = key.partition(".")
+    if part == "*" and isinstance(data, Mapping):
+        return any(_has(value, f"{rest}{equals}{texts}") for value in data.values())
     for part in key.split("."):
         names = {str(name): name for name in data} if isinstance(data, Mapping) else {}
         if part not in names:
             return False
         data = data[names[part]]
-    return not equals or (isinstance(data, str) and (not texts or data in texts.split("|")))
+    return not equals or (
+        isinstance(data, str) and (not texts or any(fnmatchcase(data, text) for text in texts.split("|")))
+    )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, unreadable_reason
-from zsim.reading import parse_json, read_text
+from zsim.errors import InputError
+from zsim.reading import parse_json, read_user_text
 
 CLASS = "class"
 """The key of a built object under which the name that was called stands."""
@@ -41,9 +41,7 @@ class Unknown:
 def parse_python(path: Path, text: str | None = None) -> ast.Module:
     """The tree of a file, or of `text` in its place. Raises InputError for one that is no Python."""
     try:
-        return ast.parse(read_text(path) if text is None else text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {unreadable_reason(error)}") from None
+        return ast.parse(read_user_text(path) if text is None else text)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: is not Python: {error}") from None
 
@@ -51,8 +49,8 @@ def parse_python(path: Path, text: str | None = None) -> ast.Module:
 def parse_notebook(path: Path) -> ast.Module:
     """The Python of a notebook's cells. Raises InputError for another JSON."""
     try:
-        content = parse_json(read_text(path), path)
-    except (OSError, ValueError):
+        content = parse_json(read_user_text(path), path)
+    except ValueError:
         content = None
     cells = content.get("cells") if isinstance(content, dict) else None
     if not isinstance(cells, list):

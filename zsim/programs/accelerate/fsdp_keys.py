@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, check_choice, did_you_mean
 from zsim.programs.accelerate.keys import FSDP_KEYS, KEYS, PARALLELISM, SHARDING
 from zsim.programs.torchtitan.keys import ROTATE_METHODS
 from zsim.reading import parse_whole_number
@@ -231,11 +231,7 @@ def _word(file: TrainingFile, key: str, value: Any, choices: tuple[str, ...]) ->
     number = parse_whole_number(word)
     if number is not None and 1 <= number <= len(choices):
         return choices[number - 1]
-    if word not in choices:
-        raise InputError(
-            f"{file.name}: {key}: found {value!r}, expected one of {', '.join(choices)}"
-            f"{did_you_mean(word, choices)}"
-        )
+    check_choice(f"{file.name}: {key}: found {value!r}, ", word, choices)
     return word
 
 

@@ -58,14 +58,9 @@ class Scope(Mapping[str, Any]):
         return self.cache[name]
 
     def _look_up(self, name: str) -> Any:
-        candidates, is_certain = [], True
-        for node, scope, tests in self.bindings[name]:
-            truths = [(self.value(test, scope), branch) for test, branch in tests]
-            unknown = [truth for truth, _ in truths if unknown_in(truth)]
-            if any(not unknown_in(truth) and bool(truth) != branch for truth, branch in truths):
-                continue
-            is_certain &= not unknown
-            candidates.append(Unknown(name, 0) if node is None else self.value(node, scope))
+        reached = [*self._reached(name)]
+        candidates = [value for value, _ in reached]
+        is_certain = all(is_known for _, is_known in reached)
         if len(candidates) > 1 and candidates[0] is None and is_certain:  # a place for a value that follows
             del candidates[0]
         is_one = bool(candidates) and (is_certain or len(self.bindings[name]) == 1)
@@ -76,17 +71,17 @@ class Scope(Mapping[str, Any]):
         """What a function of this scope returns: by the first return whose conditions hold."""
         if _RETURN not in self.cache:
             self.cache[_RETURN] = Unknown(_RETURN, 0)  # for a function that calls itself
-            self.cache[_RETURN] = self._first_result()
+            value, is_known = next(self._reached(_RETURN), (None, True))
+            self.cache[_RETURN] = value if is_known else Unknown(_RETURN, 0)
         return self.cache[_RETURN]
 
-    def _first_result(self) -> Any:
-        for node, scope, tests in self.bindings.get(_RETURN, ()):
+    def _reached(self, name: str) -> Iterator[tuple[Any, bool]]:
+        """(value, whether its conditions are known to hold) of what a name may be bound to."""
+        for node, scope, tests in self.bindings.get(name, ()):
             truths = [(self.value(test, scope), branch) for test, branch in tests]
-            if any(not unknown_in(truth) and bool(truth) != branch for truth, branch in truths):
-                continue
-            is_known = node is not None and not any(unknown_in(truth) for truth, _ in truths)
-            return self.value(node, scope) if is_known else Unknown(_RETURN, 0)
-        return None
+            if not any(not unknown_in(truth) and bool(truth) != branch for truth, branch in truths):
+                is_known = not any(unknown_in(truth) for truth, _ in truths)
+                yield Unknown(name, 0) if node is None else self.value(node, scope), is_known
 
     def bind(self, name: str, node: ast.AST | None, scope: Scope | None = None, tests: Tests = ()) -> None:
         self.bindings.setdefault(name, []).append((node, scope or self, tests))

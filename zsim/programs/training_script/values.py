@@ -24,6 +24,10 @@ _BF16 = {
     "get_device_capability": [8, 0],
 }  # fmt: skip
 PARSED = ("parse_args_into_dataclasses", "parse_args_and_config")
+_CALLS: Mapping[str, Any] = {
+    "int": int, "float": float, "bool": bool, "str": str, "Path": str, "list": list, "len": len, "max": max,
+    "min": min,
+}  # fmt: skip
 _TEXT_METHODS = ("split", "strip", "lower", "upper", "replace", "startswith", "endswith", "removeprefix")
 _LOADED_FILES = ("yaml.safe_load", "yaml.load", "json.load", "OmegaConf.load")
 _RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables that a launcher sets
@@ -143,11 +147,9 @@ class Values:
             if variable in _RANKS or variable in self.names.changed or isinstance(arguments[0], Unknown):
                 return unknown
             return self.variables.get(variable, arguments[1] if len(arguments) == 2 else unknown)
-        if text in ("int", "float", "str", "Path") and len(arguments) == 1:
-            converted = arguments[0]
-            convert = {"int": int, "float": float}.get(text, str)
+        if text in _CALLS and arguments:
             try:
-                return unknown if unknown_in(converted) else convert(converted)
+                return unknown if unknown_in(arguments) else _CALLS[text](*arguments)
             except (TypeError, ValueError):
                 return unknown
         if name in _BF16:
@@ -179,8 +181,6 @@ class Values:
             table = self.value(node.func.value, scope)
             if isinstance(table, dict) and CLASS not in table and isinstance(arguments[0], str):
                 return self.names.changed.get(arguments[0]) or table.get(*arguments)
-        if text in ("max", "min") and arguments and all(type(value) is int for value in arguments):
-            return (max if text == "max" else min)(arguments)
         fields: dict[str, Any] = {} if text == "dict" else {CLASS: text, LINE: node.lineno}
         fields |= {str(number): value for number, value in enumerate(arguments)}
         for word in node.keywords:

@@ -158,15 +158,11 @@ def trainer_in_name(path: Path) -> str:
     return words.pop() if len(words) == 1 else trainers.get(path.parent.name.lower(), "")
 
 
-_STEPS = {"ppo": "PPO, whose step has rollouts and four models"}
-
-
 def _refuse_trainer(values: FileValues, trainer: str) -> None:
-    if trainer in _STEPS:
+    if trainer == "ppo":
         key = next((mark for mark in trl_keys.PPO_MARKS if values.has(mark)), "loss_type")
-        raise values.lack(
-            key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, KTO, ORPO, CPO, GRPO or rewards"
-        )
+        expected = "expected a file of SFT, DPO, KTO, ORPO, CPO, GRPO or rewards"
+        raise values.lack(key, f"PPO, whose step has rollouts and four models, yet; {expected}")
 
 
 def _read_loss(values: FileValues, *, has_liger: bool) -> None:
