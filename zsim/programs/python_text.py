@@ -144,10 +144,10 @@ def evaluate(node: ast.expr, names: Mapping[str, Any], build: Callable[[ast.Call
                 [_Filled(name, entry).visit(deepcopy(part)) for part in (element, *loop.ifs)]
                 for entry in entries
             ]
-            tests = [[value(test) for test in parts[1:]] for parts in filled]
+            tests = [[value(test) for test in pieces[1:]] for pieces in filled]
             if unknown_in(tests):
                 return unknown()
-            return [value(parts[0]) for parts, truths in zip(filled, tests, strict=True) if all(truths)]
+            return [value(pieces[0]) for pieces, truths in zip(filled, tests, strict=True) if all(truths)]
         case ast.BoolOp():
             for operand in node.values[:-1]:
                 result = value(operand)

@@ -156,7 +156,7 @@ def _started(launch: Launch) -> TrainingFile:
     if program is None and (script := script_path(launch.target, launch.where)) is not None:
         return read_script(script, values, launch.variables)
     try:
-        return _by_flags(launch, values, program)
+        return _read_flags(launch, values, program)
     except NotSimulatedError:
         script = script_path(launch.target, launch.where, parses_arguments)
         if program is not None or script is None:
@@ -164,7 +164,7 @@ def _started(launch: Launch) -> TrainingFile:
         return read_script(script, values, launch.variables)
 
 
-def _by_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram | None) -> TrainingFile:
+def _read_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram | None) -> TrainingFile:
     """The experiment that the flags say, of a program's where it is known, or of a script of one's own."""
     if program is None:
         is_example = _EXAMPLES.fullmatch(Path(launch.target).name) is not None

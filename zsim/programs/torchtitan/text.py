@@ -16,6 +16,7 @@ from zsim.programs.shell import ScriptCall, script_call
 from zsim.programs.torchtitan.keys import KEYS, REGISTERED, RENAMED, SECTIONS
 from zsim.programs.torchtitan.registry import locate_registry, read_registered
 from zsim.reading import parse_toml, parse_whole_number, read_text
+from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.config_file import flatten, load_table, locate_named_file
 
 _CONFIG_FILE = "job.config_file"
@@ -65,7 +66,7 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     if file is not None:
         path = locate_named_file(file, folder, "torchtitan", "a torchtitan TOML")
         file, is_new = str(path), path.suffix == ".json"
-        data = load_table(path)
+        data = load_table(path) if is_new else read_toml(path)
         values = flatten(_add_checkpointing_mode(data) if is_new else data)
         settings |= {key: value for key, value in values if value is not None and value != {}}
     name = file or ("torchtitan" if module is None else f"torchtitan {registered}")

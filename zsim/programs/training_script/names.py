@@ -68,7 +68,7 @@ class Scope(Mapping[str, Any]):
         return candidates[0] if is_one else Unknown(name, 0)
 
     def returned(self) -> Any:
-        """What a function of this scope returns: by the first return whose conditions hold."""
+        """The result of the function of this scope, of the first return whose conditions hold."""
         if _RETURN not in self.cache:
             self.cache[_RETURN] = Unknown(_RETURN, 0)  # for a function that calls itself
             value, is_known = next(self._reached(_RETURN), (None, True))

@@ -203,13 +203,13 @@ class _Script(Values, ast.NodeVisitor):
             self.unsloth = {**_UNSLOTH_ADAPTER, **fields}
             if _owner(node) == "FastModel" and "target_modules" not in fields:
                 self.unsloth["target_modules"] = "all-linear"
-                parts = {part: fields.get(part, True) for part in _UNSLOTH_PARTS}
-                if parts != _UNSLOTH_PARTS:
+                modules = {part: fields.get(part, True) for part in _UNSLOTH_PARTS}
+                if modules != _UNSLOTH_PARTS:
                     raise self.lack(
-                        node.lineno, f"FastModel: zsim adapts all of the text model alone: {parts}"
+                        node.lineno, f"FastModel: zsim adapts all of the text model alone: {modules}"
                     )
-            known = {key: value for key, value in self.unsloth.items() if key in _LORA}
-            self.add_adapter({CLASS: "LoraConfig", LINE: node.lineno, **known}, node.lineno)
+            lora = {key: value for key, value in self.unsloth.items() if key in _LORA}
+            self.add_adapter({CLASS: "LoraConfig", LINE: node.lineno, **lora}, node.lineno)
         elif name in ("get_peft_model", "add_adapter"):
             adapter = fields.get("1", fields.get("0") if name == "add_adapter" else None)
             adapter = fields.get("peft_config", fields.get("adapter_config", adapter))
@@ -322,7 +322,7 @@ class _Script(Values, ast.NodeVisitor):
             self.values["max_length"] = merged["max_seq_length"]
 
     def write_unsloth(self, file: TrainingFile) -> None:
-        """What TRL has no key for. unsloth casts what is trained to fp32 and keeps the rest."""
+        """Write what TRL has no key for. unsloth casts what is trained to fp32, and nothing else."""
         length = file.settings.get("training.sequence_length", _SHORTEST_OFFLOADED)
         if self.unsloth["use_gradient_checkpointing"] == "unsloth" and length >= _SHORTEST_OFFLOADED:
             file.settings["training.checkpoint_offload"] = "pinned"
@@ -334,9 +334,9 @@ class _Script(Values, ast.NodeVisitor):
         )
 
     def lack(self, line: int, text: str) -> NotSimulatedError:
-        return NotSimulatedError(f"{self.place(line)}: {text}; write an experiment file")
+        return NotSimulatedError(f"{self.location_of(line)}: {text}; write an experiment file")
 
-    def place(self, line: int) -> str:
+    def location_of(self, line: int) -> str:
         module, line = divmod(line, MODULE_LINES)
         cell, line = divmod(line, CELL_LINES)
         path = [self.path, *self.names.modules][module]
@@ -360,7 +360,7 @@ class _Script(Values, ast.NodeVisitor):
     def named_length(self, trainer: str) -> Any:
         """The length that names of the script stand for, where no tokenizer is told one."""
         scopes = (self.names.module, *self.names.scopes.values())
-        found = {
+        candidates = {
             value
             for scope in scopes
             for name in scope
@@ -368,7 +368,7 @@ class _Script(Values, ast.NodeVisitor):
         }
         unknown = Unknown("the tokens of a sequence, which no tokenizer is told", 1)
         is_speech = any(re.search("Speech|Whisper", _owner(call)) for call in self.loads)
-        return found.pop() if len(found) == 1 else None if trainer or is_speech else unknown
+        return candidates.pop() if len(candidates) == 1 else None if trainer or is_speech else unknown
 
     def read(self) -> TrainingFile:
         """The experiment of what was taken."""
@@ -392,15 +392,15 @@ class _Script(Values, ast.NodeVisitor):
         self.values |= self.checkpointing
         is_plain = trainer in ("", "seq2seq")
         if is_plain:
-            told = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
-            texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in told]
+            lengths = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
+            texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in lengths]
             limit = self.values.get("model_max_length")
             if limit is not None and all(text.endswith("model_max_length") for text in texts):
                 length = limit
-            elif len(told) == 1:
-                length = told[0]
+            elif len(lengths) == 1:
+                length = lengths[0]
             else:
-                length = Unknown(", ".join(texts), 1) if told else self.named_length(trainer)
+                length = Unknown(", ".join(texts), 1) if lengths else self.named_length(trainer)
             defaults = {"bf16": False, "gradient_checkpointing": False, "max_length": length}
             self.values = {**defaults, **self.values}
         for word, change in self.names.changed_outside.items():
@@ -420,8 +420,8 @@ class _Script(Values, ast.NodeVisitor):
             reason = f"{key}: zsim does not follow '{unknown.text}'"
             if not setting:
                 raise self.lack(unknown.line, reason)
-            place = self.place(unknown.line).removeprefix(f"{self.path}: ")
-            missing[setting] = f"{place}: {reason}: give --set {setting}=VALUE"
+            location = self.location_of(unknown.line).removeprefix(f"{self.path}: ")
+            missing[setting] = f"{location}: {reason}: give --set {setting}=VALUE"
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing

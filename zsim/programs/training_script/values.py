@@ -1,4 +1,4 @@
-"""What the expressions of a script stand for: constants, names, fields of classes, and what flags say."""
+"""The values of a script's expressions: constants, names, fields of classes, and flags."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class Values:
     def parsed(self, call: ast.Call, scope: Scope) -> list[Any]:
         """The objects that a parser of dataclasses makes of the flags and of the defaults."""
         parser = self.value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
-        given = parser.get("0", parser.get("dataclass_types")) if isinstance(parser, dict) else None
-        classes = given if isinstance(given, list) else [given]
+        entries = parser.get("0", parser.get("dataclass_types")) if isinstance(parser, dict) else None
+        classes = entries if isinstance(entries, list) else [entries]
         named = {key for entry in classes if isinstance(entry, dict) for key in entry}
         rest = {key: value for key, value in self.flags.items() if key not in named}
         self.declared |= {*self.flags}
