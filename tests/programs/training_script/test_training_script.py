@@ -480,3 +480,13 @@ def test_unsloth_is_taken_as_liger_with_its_own_defaults(tmp_path: Path) -> None
     assert there(read_text(tmp_path, both, "train.py", model=None).training.lora).targets == "all-linear"
     adapted = read_text(tmp_path, text + "extra = {}\nextra['output_dir'] = 'x'\n", "train.py", model=None)
     assert adapted.training == found.training
+
+
+def test_preparation_casts_what_is_loaded_in_bf16(tmp_path: Path) -> None:
+    """What stays beside the 4 bits is in fp32 behind it, in whichever type it was loaded."""
+    text = "a = LoraConfig()\nbnb = BitsAndBytesConfig(load_in_4bit=True)\n" + ADAPTED.replace(
+        "torch_dtype", "quantization_config=bnb, torch_dtype"
+    ).replace("args = ", "prepare_model_for_kbit_training(model)\nargs = ")
+    training = read_text(tmp_path, text, "train.py").training
+    assert (there(training.lora).preparation, training.stored_dtype) == ("peft", "fp32")
+    assert read_job(tmp_path, text, name="train.py").training.precision == "bf16"

@@ -440,6 +440,7 @@ class _Script(Values, ast.NodeVisitor):
             is_ddp = file.settings.get("strategy.kind") == "ddp"
             if is_ddp and "4" in str(file.settings.get("training.lora.quantized", "")):
                 file.settings["training.lora.preparation"] = "peft"
+                file.settings.pop("training.stored_dtype", None)  # it casts all that is not in 4 bits to fp32
             else:
                 file.note("prepare_model_for_kbit_training: zsim has its fp32 under DDP with 4 bits alone")
         if loose := sorted({*self.flags} - self.declared):
