@@ -48,9 +48,10 @@ shows the experiment that it means, and `zsim explain KEY` says what a key of th
 - Files named in a file are searched for in its folder, those above up to the repository's root, and the
   working folder; models among the presets and in the Hub's local cache. Nothing is downloaded.
 - oumi's YAML is read as the keys of TRL that it makes of its own, and EasyR1's as verl's of other names.
-- A Python script or notebook that makes `TrainingArguments` or a config of TRL's in its code is read as text
-  and never run, as the keys of TRL. What it computes from more than constants, and names that have more than
-  one value, must be given.
+- A Python script or notebook that makes `TrainingArguments` or a config of TRL's is read as text and never
+  run, as the keys of TRL, with its own modules beside it, the YAML or JSON that it loads, and the flags of
+  its argparse or HfArgumentParser. What it computes from more, and names of several values, must be given.
+  bf16 is taken where it asks for it, and unsloth's kernels as Liger's.
 - YAML is read as PyYAML reads it: the last of two equal keys counts (with a note), anchors are followed,
   `${a.b}` is the value at `a.b`.
 

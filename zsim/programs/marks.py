@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,27 @@ class Marks:
     name: str
     title: str
     read_at: str
-    """Where its files were read, and in which release."""
-    marks: tuple[tuple[str, ...], ...]
-    """Lists of dotted keys. A file is the program's if it has all keys of one."""
+    """The release in which its files were read, and behind ", " where."""
+    marks: tuple[tuple[str | list[str], ...], ...]
+    """Lists of dotted keys. A file is the program's if it has all keys of one, and one of each list in it."""
     advice: str = ""
     """What helps instead of the file, for programs that are not read."""
     reads: str = ""
     """The file that is read, with an article. What follows is as `TrainingProgram` has it."""
     kinds: tuple[str, ...] = ()
-    release: str = ""
     recognised_by: str = ""
+    order: int = 0
+    """Where it is asked behind the rows that have none."""
+    folder: str = ""
+    """The folder that has its reader, where it is not called by its name."""
+    suffixes: tuple[str, ...] = ()
+    yaml_marks: tuple[str, ...] = ()
 
     def match(self, data: Mapping[Any, Any]) -> bool:
-        return any(all(_has(data, key) for key in keys) for keys in self.marks)
+        return any(
+            all(any(_has(data, key) for key in ([part] if isinstance(part, str) else part)) for part in keys)
+            for keys in self.marks
+        )
 
 
 class MarkedProgram(ValuesProgram):
@@ -42,21 +51,30 @@ class MarkedProgram(ValuesProgram):
     order = 5  # before programs whose keys others also have
 
     def __init__(self, marks: Marks | None = None) -> None:
-        if marks is not None:
-            self.name, self.title, self.kinds = marks.name, marks.title, tuple(marks.kinds)
-            self.reads, self.file_nouns = marks.reads, (marks.reads.partition(" ")[2],)
-            self.release, self.recognised_by = marks.release, marks.recognised_by
+        self.row = marks
+        if marks is None:
+            return
+        self.name, self.title, self.kinds, self.reads = marks.name, marks.title, marks.kinds, marks.reads
+        self.file_nouns = (marks.reads.partition(" ")[2],) if marks.reads else ()
+        self.release, self.recognised_by = marks.read_at.partition(", ")[0], marks.recognised_by
+        self.suffixes, self.yaml_marks, self.order = (
+            marks.suffixes,
+            marks.yaml_marks,
+            marks.order or self.order,
+        )
 
     @property
     def folder(self) -> str:
         """The name of the folder beside this module that has its reader."""
-        return self.name.replace("-", "_")
+        return (self.row.folder if self.row else "") or self.name.replace("-", "_")
 
     @property
     def package(self) -> str:
         return f"{__package__}.{self.folder}"
 
     def recognises(self, source: ProgramSource) -> bool:
+        if self.row is not None and self.row.order:
+            return source.suffix in self.suffixes and _matches(self.row, source.content)
         marks = marks_of(source)
         return marks is not None and marks.name == self.name
 
@@ -69,12 +87,16 @@ class MarkedProgram(ValuesProgram):
 def table() -> tuple[Marks, ...]:
     """All rows."""
     rows = tomllib.loads((Path(__file__).parent / "marks.toml").read_text(encoding="utf-8"))["program"]
-    return tuple(Marks(**{**row, "marks": tuple(map(tuple, row["marks"]))}) for row in rows)
+    tuples: Iterable[dict[str, Any]] = (
+        {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        for row in rows
+    )
+    return tuple(Marks(**row) for row in tuples)
 
 
 def marked_programs() -> dict[str, MarkedProgram]:
     """The programs of which the table says all, by their folders."""
-    rows = [MarkedProgram(marks) for marks in table() if marks.reads]
+    rows = [MarkedProgram(marks) for marks in table() if marks.kinds]
     return {program.folder: program for program in rows}
 
 
@@ -87,15 +109,27 @@ def marks_of(source: ProgramSource) -> Marks | None:
 
 
 def matching_row(data: Mapping[Any, Any]) -> Marks | None:
-    """The first row that has a list of keys which are all in the content of a file."""
-    return next((row for row in table() if row.match(data)), None)
+    """The first row without an `order` that has a list of keys which are all in the content of a file."""
+    return next((row for row in table() if not row.order and row.match(data)), None)
 
 
-def _has(data: Any, key: str) -> bool:
-    """Whether the dotted key is in nested tables, whatever its value."""
+def _matches(row: Marks, data: Any) -> bool:
+    return isinstance(data, Mapping) and row.match(data)
+
+
+def _has(data: Any, mark: str) -> bool:
+    """Whether the dotted key is in nested tables, with a text of the mark's where it says some."""
+    if mark.startswith("!"):
+        return not _has(data, mark[1:])
+    key, equals, texts = mark.partition("=")
+    part, _, rest = key.partition(".")
+    if part == "*" and isinstance(data, Mapping):
+        return any(_has(value, f"{rest}{equals}{texts}") for value in data.values())
     for part in key.split("."):
         names = {str(name): name for name in data} if isinstance(data, Mapping) else {}
         if part not in names:
             return False
         data = data[names[part]]
-    return True
+    return not equals or (
+        isinstance(data, str) and (not texts or any(fnmatchcase(data, text) for text in texts.split("|")))
+    )

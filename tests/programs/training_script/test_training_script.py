@@ -162,7 +162,6 @@ def test_what_is_not_followed_must_be_given(tmp_path: Path) -> None:
             "training.sequence_length",
         ),
         (SFT.replace("bf16=True", "bf16=not torch.backends.mps.is_available()"), "training.precision"),
-        (SFT.replace("bf16=True", "bf16=torch.cuda.is_bf16_supported()"), "training.precision"),
         (
             SFT.replace("bf16=True", "gradient_checkpointing_kwargs={'use_reentrant': f()}"),
             "training.checkpoint_is_reentrant",
@@ -302,7 +301,9 @@ def test_a_launchs_variables_are_the_scripts_and_other_flags_are_noted(tmp_path:
             "zsim does not simulate Auto",
         ),
         (SFT.replace("AutoModelForCausalLM", "ViTForImageClassification"), "not simulate ViTForImage"),
-        (SFT.replace("AutoModelForCausalLM", "FastLanguageModel"), "use_unsloth"),
+        (SFT.replace("AutoModelForCausalLM", "FastVisionModel"), "use_unsloth"),
+        (SFT.replace("AutoModelForCausalLM", "FastModel").replace("SFT", "DPO"), "use_unsloth"),
+        (f"a = FastModel.get_peft_model(model, finetune_mlp_modules=False)\n{SFT}", "FastModel: zsim adapts"),
         (f"{SFT}other = SFTConfig()\n", "makes 2 of SFTConfig"),
         (f"a = LoraConfig(use_dora=True)\n{ADAPTED}", "DoRA"),
         (f"a = LoraConfig(r=8, layers_to_transform=[1])\n{ADAPTED}", "lora_layers_to_transform"),
@@ -355,3 +356,137 @@ def test_a_placed_model_is_one_processs(tmp_path: Path) -> None:
     assert "device_map: one process" in notes_of(found)
     assert read_text(tmp_path, text, "train.py", changes={"gpus": 4}).gpus == 4
     assert read_text(tmp_path, SFT, "train.py").gpus is None
+
+
+def test_settings_of_modules_functions_and_files_are_followed(tmp_path: Path) -> None:
+    """What stands in config.py, in a YAML that is loaded, or in what a function returns."""
+    (tmp_path / "settings.yaml").write_text("lora: {r: 64, targets: 'q_proj, v_proj'}\n")
+    (tmp_path / "config.py").write_text(
+        "BATCH = 3\n"
+        "def adapter(lora, is_on):\n"
+        "    if not is_on:\n"
+        "        return None\n"
+        "    names = [name.strip() for name in lora['targets'].split(',') if name]\n"
+        "    return LoraConfig(r=lora['r'], target_modules=names)\n"
+    )
+    text = (
+        "from config import *\n"
+        "with open('settings.yaml') as file:\n    loaded = yaml.safe_load(file)\n"
+        f"a = adapter(loaded['lora'], True)\n{ADAPTED.replace('batch_size=2', 'batch_size=BATCH')}"
+    )
+    training = read_text(tmp_path, text, "train.py", model=None).training
+    assert training.micro_batch_size == 3
+    assert (there(training.lora).rank, there(training.lora).targets) == (64, ("q_proj", "v_proj"))
+    text = text.replace("True", "False").replace("import *", "import BATCH, adapter")
+    assert read_text(tmp_path, text, "train.py", model=None).training.lora is None
+    text = text.replace("False", "choose()")
+    with pytest.raises(
+        NotSimulatedError, match=r"'adapter\(.*': zsim simulates the adapters of a LoraConfig alone"
+    ):
+        read_text(tmp_path, text, "train.py", model=None)
+    (tmp_path / "config.py").write_text("BATCH = 3\nmodel.weight.requires_grad = False\n")
+    with pytest.raises(NotSimulatedError, match=r"config\.py: line 2: requires_grad"):
+        read_text(tmp_path, f"from config import BATCH\n{SFT}", "train.py", model=None)
+
+
+def test_a_result_in_a_loop_is_not_followed(tmp_path: Path) -> None:
+    text = "def batch():\n    for size in sizes:\n        return size\n    return 4\nbatch = batch()\n"
+    with pytest.raises(InputError, match=r"give --set training\.micro_batch_size=VALUE"):
+        read_text(tmp_path, f"{text}{BATCH}", "train.py", model=None)
+
+
+DATACLASSES = (
+    "@dataclass\n"
+    "class Model:\n"
+    "    name: str\n"
+    "    use_lora: bool = field(default=False)\n"
+    "    targets: list[str] = field(default_factory=lambda: ['q_proj'])\n"
+    "@dataclass\n"
+    "class Arguments(transformers.TrainingArguments):\n"
+    "    optim: str = field(default='adafactor')\n"
+    "    model_max_length: int = field(default=512)\n"
+    "def main(model_args, args):\n"
+    "    model = AutoModelForCausalLM.from_pretrained(model_args.name, torch_dtype=torch.bfloat16)\n"
+    "    if model_args.use_lora:\n"
+    "        model = get_peft_model(model, LoraConfig(r=4, target_modules=model_args.targets))\n"
+    "    Trainer(model=model, args=args).train()\n"
+    "parser = HfArgumentParser((Model, Arguments))\n"
+    "if len(sys.argv) == 2 and sys.argv[1].endswith('.json'):\n"
+    "    model_args, args = parser.parse_json_file(sys.argv[1])\n"
+    "else:\n"
+    "    model_args, args = parser.parse_args_into_dataclasses()\n"
+    "main(model_args, args)\n"
+)
+
+
+def test_flags_of_dataclasses_are_followed_in_the_script(tmp_path: Path) -> None:
+    """Where the flags alone do not say the job: `use_lora` is the script's own."""
+    (tmp_path / "train.py").write_text(DATACLASSES)
+    command = (
+        f"torchrun --nproc_per_node 2 {tmp_path}/train.py --name meta-llama/Llama-3.1-8B "
+        f"--per_device_train_batch_size 3 --bf16 True --use_lora True"
+    )
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    training = found.training
+    assert (found.model, found.gpus, training.micro_batch_size) == ("llama-3.1-8b", 2, 3)
+    assert (training.sequence_length, training.precision) == (512, "bf16")
+    assert training.optimizer == "adafactor-transformers"
+    assert (there(training.lora).rank, there(training.lora).targets) == (4, ("q_proj",))
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["torch.cuda.is_bf16_supported()", "torch.cuda.get_device_capability()[0] >= 8", "FLAG is not None"],
+)
+def test_gpus_are_taken_to_have_bf16_where_a_script_asks(tmp_path: Path, question: str) -> None:
+    text = f"FLAG = 1\nif 3 in (4, 8):\n    FLAG = None\n{SFT.replace('bf16=True', f'bf16={question}')}"
+    found = read_text(tmp_path, text, "train.py", model=None)
+    assert found.training.precision == "bf16"
+    assert ("asks whether the GPUs have bf16" in notes_of(found)) == ("FLAG" not in question)
+
+
+def test_a_name_tells_the_length_that_no_tokenizer_is_told(tmp_path: Path) -> None:
+    """Transformers' Trainer cuts nothing, so a length that nothing says is asked for."""
+    found = read_text(tmp_path, f"MAX_LEN = 768\n{PLAIN}del model\n", "train.py", model=None)
+    assert found.training.sequence_length == 768
+    with pytest.raises(InputError, match=r"no tokenizer is told.*training\.sequence_length=VALUE"):
+        read_text(tmp_path, f"MAX_LEN = 768\ncutoff_len = 512\n{PLAIN}", "train.py", model=None)
+
+
+def test_unsloth_is_taken_as_liger_with_its_own_defaults(tmp_path: Path) -> None:
+    """unsloth 015bdef0 quantises to 4 bits twice, cuts at 2,048 tokens, and keeps checkpoints on the host
+    from 512 tokens on.
+    """
+    text = (
+        'model, tokenizer = FastLanguageModel.from_pretrained(model_name="unsloth/llama-3-8b-bnb-4bit")\n'
+        'model = FastLanguageModel.get_peft_model(model, r=8, bias="none", random_state=3407)\n'
+        "SFTTrainer(model, args=SFTConfig(per_device_train_batch_size=2), tokenizer=tokenizer)\n"
+    )
+    found = read_text(tmp_path, text, "train.py", model=None)
+    training, lora = found.training, there(found.training.lora)
+    assert (found.model, found.gpus, training.precision) == ("llama-3-8b", 1, "bf16")
+    assert (training.sequence_length, training.liger) == (2048, True)
+    assert (training.activation_checkpointing, training.checkpoint_offload) == ("full", "pinned")
+    assert (lora.rank, lora.alpha, lora.quantized, lora.preparation) == (8, 16, "nf4", "none")
+    assert lora.double_quantization in (None, True)
+    assert "unsloth: its kernels and its loss are taken as Liger's" in notes_of(found)
+    short = text.replace('-bnb-4bit")', '", max_seq_length=256, load_in_4bit=False)')
+    training = read_text(tmp_path, short, "train.py", model=None).training
+    assert (training.sequence_length, training.checkpoint_offload) == (256, None)
+    assert there(training.lora).quantized is None
+    kept = text.replace("r=8", "r=8, use_gradient_checkpointing=False")
+    assert read_text(tmp_path, kept, "train.py", model=None).training.activation_checkpointing != "full"
+    both = text.replace("FastLanguageModel", "FastModel").replace("r=8", "r=8, finetune_vision_layers=False")
+    assert there(read_text(tmp_path, both, "train.py", model=None).training.lora).targets == "all-linear"
+    adapted = read_text(tmp_path, text + "extra = {}\nextra['output_dir'] = 'x'\n", "train.py", model=None)
+    assert adapted.training == found.training
+
+
+def test_preparation_casts_what_is_loaded_in_bf16(tmp_path: Path) -> None:
+    """What stays beside the 4 bits is in fp32 behind it, in whichever type it was loaded."""
+    text = "a = LoraConfig()\nbnb = BitsAndBytesConfig(load_in_4bit=True)\n" + ADAPTED.replace(
+        "torch_dtype", "quantization_config=bnb, torch_dtype"
+    ).replace("args = ", "prepare_model_for_kbit_training(model)\nargs = ")
+    training = read_text(tmp_path, text, "train.py").training
+    assert (there(training.lora).preparation, training.stored_dtype) == ("peft", "fp32")
+    assert read_job(tmp_path, text, name="train.py").training.precision == "bf16"

@@ -418,6 +418,8 @@ def test_scripts_of_older_releases_say_length_and_kernels_by_other_names(tmp_pat
         tmp_path, FULL.replace("gradient_checkpointing: true", "evaluation_strategy: epoch"), model=None
     ).training
     assert (older.activation_checkpointing, older.software) == ("none", "transformers 4.57")
+    blocks = read_text(tmp_path, FULL.replace("max_length", "block_size"), model=None).training
+    assert blocks.sequence_length == 2048
     newer = read_text(tmp_path, FULL.replace("torch_dtype", "dtype"), model=None).training
     assert newer.software == "transformers 5.23"
 
@@ -435,7 +437,12 @@ def test_engines_have_gpus_of_their_own_before_trl_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "micro_batch", "reference"),
-    [("dpo/config_full", 4, "copy"), ("run-orpo-llama", 4, None), ("sft_then_dpo", 2, None)],
+    [
+        ("dpo/config_full", 4, "copy"),
+        ("run-orpo-llama", 4, None),
+        ("sft_then_dpo", 2, None),
+        ("qwen_rm", 4, None),
+    ],
 )
 def test_a_files_name_or_folder_tells_the_trainer(
     tmp_path: Path, name: str, micro_batch: int, reference: str | None

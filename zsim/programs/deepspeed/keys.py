@@ -10,58 +10,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.programs.torch.keys import LIGER, LIGER_SOURCE, SCRIPT_CHECKPOINTS
-from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program import ConfigMapping, mappings
 
-_DEEPSPEED = "DeepSpeed 0.19.8, "
+_RELEASE, _CONFIG = "DeepSpeed 0.19.8", "runtime/config.py"
 EVERY_BLOCK = ConfigMapping(
     "training.checkpoint_every", "file", "every block", "[Note: transformers checkpoints every block]", (1,)
 )
-JSON_KEYS = ConfigMapping("strategy.config.*", "file", "in the JSON", _DEEPSPEED + "runtime/zero/config.py")
+JSON_KEYS = ConfigMapping("strategy.config.*", "file", "in the JSON", f"{_RELEASE}, runtime/zero/config.py")
+_CHUNKED = "a loss that is one kernel, e.g. deepspeed.runtime.chunked_cross_entropy"
 
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
     JSON_KEYS,
-    ConfigMapping(
-        "training.micro_batch_size",
-        "file",
-        "train_micro_batch_size_per_gpu",
-        _DEEPSPEED + "runtime/config.py",
-    ),
-    ConfigMapping(
-        "training.gradient_accumulation_steps",
-        "file",
-        "gradient_accumulation_steps",
-        _DEEPSPEED + "runtime/config.py",
-    ),
-    ConfigMapping("parallelism.context", "file", "sequence_parallel_size", _DEEPSPEED + "runtime/config.py"),
-    ConfigMapping(
-        "parallelism.context_method", "file", "always", _DEEPSPEED + "sequence/layer.py", ("all-to-all", None)
-    ),
-    ConfigMapping(
-        "parallelism.pipeline",
-        "script",
-        "deepspeed.pipe.PipelineModule(num_stages=...)",
-        _DEEPSPEED + "runtime/pipe/module.py",
-    ),
-    ConfigMapping(
-        "parallelism.schedule", "script", "always", _DEEPSPEED + "runtime/pipe/schedule.py", ("1f1b", None)
-    ),
-    ConfigMapping(
-        "parallelism.tensor",
-        "script",
-        "a model that splits its layers, with its mpu",
-        _DEEPSPEED + "__init__.py",
+    *mappings(
+        _RELEASE,
+        ("training.micro_batch_size", "file", "train_micro_batch_size_per_gpu", _CONFIG),
+        ("training.gradient_accumulation_steps", "file", "gradient_accumulation_steps", _CONFIG),
+        ("parallelism.context", "file", "sequence_parallel_size", _CONFIG),
+        ("parallelism.context_method", "file", "always", "sequence/layer.py", ("all-to-all", None)),
+        ("parallelism.pipeline", "script", "deepspeed.pipe.PipelineModule(num_stages=...)",
+         "runtime/pipe/module.py"),
+        ("parallelism.schedule", "script", "always", "runtime/pipe/schedule.py", ("1f1b", None)),
+        ("parallelism.tensor", "script", "a model that splits its layers, with its mpu", "__init__.py"),
+        ("training.compile", "script", "block.compile() of every block", "runtime/engine.py"),
+        ("training.cross_entropy", "script", _CHUNKED, "runtime/chunked_cross_entropy.py", ("fused",)),
     ),
     *SCRIPT_CHECKPOINTS,
     EVERY_BLOCK,
-    ConfigMapping(
-        "training.compile", "script", "block.compile() of every block", _DEEPSPEED + "runtime/engine.py"
-    ),
     ConfigMapping("training.cross_entropy", "script", LIGER, LIGER_SOURCE, ("fused_linear",)),
-    ConfigMapping(
-        "training.cross_entropy",
-        "script",
-        "a loss that is one kernel, e.g. deepspeed.runtime.chunked_cross_entropy",
-        _DEEPSPEED + "runtime/chunked_cross_entropy.py",
-        ("fused",),
-    ),
-)
+)  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,11 +167,11 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     return Launch(where, launcher, options, rest[0], rest[1:], variables)
 
 
-def script_path(word: str, where: str) -> Path | None:
+def script_path(word: str, where: str, is_read: Callable[[Path], bool] = makes_arguments) -> Path | None:
     """The script that a word names, where it is here and makes its arguments in code."""
     paths = (Path(where).parent / word, Path(word)) if word.endswith(".py") else ()
     path = next(filter(Path.is_file, paths), None)
-    return path if path is not None and makes_arguments(path) else None
+    return path if path is not None and is_read(path) else None
 
 
 def _launcher_flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

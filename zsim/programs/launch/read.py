@@ -17,7 +17,6 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.programs.accelerate.read import read_values as read_accelerate_values
-from zsim.programs.axolotl import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
 from zsim.programs.huggingface.job import leave_row_counts
 from zsim.programs.huggingface.models import write_types
@@ -34,16 +33,11 @@ from zsim.programs.launch.commands import (
     script_path,
     section_of,
 )
-from zsim.programs.litgpt import PROGRAM as LITGPT
-from zsim.programs.llama_factory import PROGRAM as LLAMA_FACTORY
-from zsim.programs.ms_swift import PROGRAM as MS_SWIFT
 from zsim.programs.torchtitan.read import read_torchtitan
-from zsim.programs.trainer import PROGRAM as TRAINER
-from zsim.programs.training_script.read import read_script
-from zsim.programs.trl import PROGRAM as TRL
+from zsim.programs.training_script.read import parses_arguments, read_script
 from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.reading import parse_whole_number
-from zsim.specs.experiment.programs import programs
+from zsim.specs.experiment.programs import programs, readable_programs
 from zsim.specs.formats.config_file import (
     TrainingFile,
     change_values,
@@ -57,17 +51,13 @@ from zsim.specs.formats.safe_yaml import load_yaml
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
 _FILES = (".yaml", ".yml", ".json", ".toml")
+_LLAMA_FACTORY, _MS_SWIFT, _TRL, _TRAINER = "llama-factory", "ms-swift", "trl", "transformers"
 # Part of a target's name -> the program whose flags or file it takes.
-_TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
-    ("axolotl", AXOLOTL),
-    ("llamafactory", LLAMA_FACTORY),
-    ("llama_factory", LLAMA_FACTORY),
-    ("swift", MS_SWIFT),
-)
-# Launchers of one program.
-_TRAINERS: Mapping[str, TrainingProgram] = {
-    "trl": TRL, "swift": MS_SWIFT, "megatron": MS_SWIFT, "litgpt": LITGPT,
+_TARGETS = {
+    "axolotl": "axolotl", "llamafactory": _LLAMA_FACTORY, "llama_factory": _LLAMA_FACTORY, "swift": _MS_SWIFT,
 }  # fmt: skip
+# Launchers of one program.
+_TRAINERS = {"trl": _TRL, "swift": _MS_SWIFT, "megatron": _MS_SWIFT, "litgpt": "litgpt"}
 # Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
 _VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
 _VERL_SFT = "fsdp_sft_trainer"
@@ -159,20 +149,29 @@ def _started(launch: Launch) -> TrainingFile:
         names := [word for word in loose if word != config and "=" not in word]
     ):
         values["model_name" if launch.target == "pretrain" else "checkpoint_dir"] = names[0]
-    program: TrainingProgram | None = next(
-        (owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None
-    )
-    if launch.launcher in _TRAINERS:
-        program = _TRAINERS[launch.launcher]
+    name = next((name for part, name in _TARGETS.items() if part in f"{launch.launcher} {launch.target}"), "")
+    program = readable_programs().get(_TRAINERS.get(launch.launcher, name))
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
-    if program is None and (file := _code_of(launch, values)) is not None:
-        return file
+    if program is None and (script := script_path(launch.target, launch.where)) is not None:
+        return read_script(script, values, launch.variables)
+    try:
+        return _read_flags(launch, values, program)
+    except NotSimulatedError:
+        script = script_path(launch.target, launch.where, parses_arguments)
+        if program is not None or script is None:
+            raise
+        return read_script(script, values, launch.variables)
+
+
+def _read_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram | None) -> TrainingFile:
+    """The experiment that the flags say, of a program's where it is known, or of a script of one's own."""
     if program is None:
-        program = TRAINER if _EXAMPLES.fullmatch(Path(launch.target).name) else _owner(values)
+        is_example = _EXAMPLES.fullmatch(Path(launch.target).name) is not None
+        program = readable_programs()[_TRAINER] if is_example else _owner(values)
     if program is None:
         return _own_script(launch, values)
-    if program is TRAINER:
+    if program.name == _TRAINER:
         _check_name(launch)
         if "deepspeed_config" in values:  # a name that scripts of one's own have for it
             values.setdefault("deepspeed", values.pop("deepspeed_config"))
@@ -279,7 +278,7 @@ def _reader(program: TrainingProgram, launch: Launch) -> Reader:
     """
     module = program.reading_module()
     reader: Reader = module.read_values
-    if program is TRL:
+    if program.name == _TRL:
         script = Path(launch.target.replace(".scripts.", "/"))
         reader = partial(module.read_values, trainer=module.trainer_in_name(script))
     return reader
@@ -289,10 +288,11 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
     """The program whose flags these are, by the marks of its files."""
     source = ProgramSource("flags.yaml")
     source.__dict__["content"] = dict(values)
-    for program in (LLAMA_FACTORY, TRL, TRAINER):
-        if program.recognises(source):
+    for name in (_LLAMA_FACTORY, _TRL, _TRAINER):
+        if (program := readable_programs()[name]).recognises(source):
             return program
-    return TRAINER if any(mark in values for mark in FLAG_MARKS if mark != "learning_rate") else None
+    is_trainers = any(mark in values for mark in FLAG_MARKS if mark != "learning_rate")
+    return program if is_trainers else None
 
 
 def _read_named_file(
@@ -367,7 +367,9 @@ def _defaults(launch: Launch) -> Mapping[str, Any]:
     if launch.launcher == "litgpt" and launch.target in ("finetune", "finetune_lora"):
         return {"lora_r": 8}  # litgpt 0.5.13, __main__.py and finetune/lora.py
     loss = (
-        {"rlhf_type": "dpo"} if _TRAINERS.get(launch.launcher) is MS_SWIFT and launch.target == "rlhf" else {}
+        {"rlhf_type": "dpo"}
+        if _TRAINERS.get(launch.launcher) == _MS_SWIFT and launch.target == "rlhf"
+        else {}
     )
     return {**loss, "micro_batch_size": 1} if launch.launcher == "megatron" else loss
 
@@ -375,13 +377,7 @@ def _defaults(launch: Launch) -> Mapping[str, Any]:
 def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, Any]:
     """Ray's workers as left out where LLaMA-Factory is not started under Ray (ff6d4d12 extras/misc.py)."""
     is_on = launch.variables.get("USE_RAY", "").lower() in ("true", "y", "1")
-    return {"ray_num_workers": None} if program is LLAMA_FACTORY and not is_on else {}
-
-
-def _code_of(launch: Launch, values: Mapping[str, Any]) -> TrainingFile | None:
-    """The settings of a script that is here and makes its arguments in code, or None."""
-    path = script_path(launch.target, launch.where)
-    return None if path is None else read_script(path, values, launch.variables)
+    return {"ray_num_workers": None} if program.name == _LLAMA_FACTORY and not is_on else {}
 
 
 def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
@@ -409,9 +405,7 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
         locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON")
     )
     _note_flags(
-        file,
-        launch,
-        [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")],
+        file, launch, [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")]
     )
     return file
 

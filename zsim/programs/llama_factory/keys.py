@@ -90,10 +90,7 @@ _NOTED = (
     ("fp8_backend", "the library of fp8"),
     ("use_v1_kernels", "kernels of its own for experts and linear attention"),
 )
-KEYS: Mapping[str, ProgramKey] = {
-    **ARGUMENT_KEYS,
-    **index_keys(*_READ, refused=_REFUSED, noted=_NOTED),
-}
+KEYS: Mapping[str, ProgramKey] = {**ARGUMENT_KEYS, **index_keys(*_READ, refused=_REFUSED, noted=_NOTED)}
 SILENT = SILENT_ARGUMENTS | silent_keys(
     """
     dataset eval_dataset template template_dir media_dir train_on_prompt mask_history streaming buffer_size

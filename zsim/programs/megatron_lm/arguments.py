@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, check_choice, did_you_mean, unreadable_reason
+from zsim.errors import InputError, NotSimulatedError, check_choice, did_you_mean
 from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
 from zsim.programs.shell import SCRIPT_SUFFIXES, Script, ScriptCall, script_call
-from zsim.reading import parse_whole_number, read_text
+from zsim.reading import parse_whole_number, read_user_text
 
 # Of 2019 to 2022 -> the name since. Today's parser only names the successors of the first five.
 _RENAMED = {
@@ -247,13 +247,9 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
         return _parse(words, "command line")
     path, parameters = call.path, call.parameters
     num_positional = next((n for n, word in enumerate(parameters) if word.startswith("--")), len(parameters))
+    text = read_user_text(Path(path), "a script that starts Megatron")
     try:
-        text = read_text(Path(path))
         script = call.run(parameters if num_positional else ())
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; expected a script that starts Megatron") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     pairs = zip(script.commands, script.environments, strict=True)

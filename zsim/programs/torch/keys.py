@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program import ConfigMapping, mappings
 
 LIGER = "liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss for head and loss"
 LIGER_SOURCE = "linkedin/Liger-Kernel 0.8, transformers/__init__.py"
@@ -31,29 +31,17 @@ SCRIPT_CHECKPOINTS = tuple(
 )
 
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
-    ConfigMapping(
-        "training.activation_checkpointing",
-        "script",
-        "recompute the core of attention alone",
-        "torch 2.13, utils/checkpoint.py",
-        ("selective",),
-    ),
-    ConfigMapping(
-        "training.activation_checkpointing",
-        "script",
-        "torch.utils.checkpoint.create_selective_checkpoint_contexts",
-        "torch 2.13, utils/checkpoint.py",
-        ("selective-op",),
+    *mappings(
+        "torch 2.13",
+        ("training.activation_checkpointing", "script", "recompute the core of attention alone",
+         "utils/checkpoint.py", ("selective",)),
+        ("training.activation_checkpointing", "script",
+         "torch.utils.checkpoint.create_selective_checkpoint_contexts", "utils/checkpoint.py",
+         ("selective-op",)),
+        ("training.checkpoint_every", "file", "every block", "utils/checkpoint.py", (1,)),
+        ("training.checkpoint_every", "script", "torch.utils.checkpoint around every n-th block",
+         "utils/checkpoint.py"),
     ),
     *SCRIPT_CHECKPOINTS,
-    ConfigMapping(
-        "training.checkpoint_every", "file", "every block", "torch 2.13, utils/checkpoint.py", (1,)
-    ),
-    ConfigMapping(
-        "training.checkpoint_every",
-        "script",
-        "torch.utils.checkpoint around every n-th block",
-        "torch 2.13, utils/checkpoint.py",
-    ),
     *SCRIPT_LOSSES,
-)
+)  # fmt: skip

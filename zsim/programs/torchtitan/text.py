@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean, unreadable_reason
+from zsim.errors import InputError, did_you_mean
 from zsim.programs.shell import ScriptCall, script_call
 from zsim.programs.torchtitan.keys import KEYS, REGISTERED, RENAMED, SECTIONS
 from zsim.programs.torchtitan.registry import locate_registry, read_registered
-from zsim.reading import parse_json, parse_toml, parse_whole_number, read_text
+from zsim.reading import parse_toml, parse_whole_number, read_text
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.formats.config_file import flatten
+from zsim.specs.formats.config_file import flatten, load_table, locate_named_file
 
 _CONFIG_FILE = "job.config_file"
 # Variables that run_train.sh reads -> the options that it makes of them.
@@ -64,12 +64,9 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     if is_new:
         settings |= _registered_settings(str(module), str(registered), folder)
     if file is not None:
-        file = str(folder / file) if os.path.isfile(folder / file) else file
-        if not os.path.exists(file):
-            tried = f"; tried {folder / file} and {file}" if folder != Path() else ""
-            raise InputError(f"{file}: no such file; expected a torchtitan TOML{tried}")
-        is_new = file.endswith(".json")
-        data = _read(Path(file))
+        path = locate_named_file(file, folder, "torchtitan", "a torchtitan TOML")
+        file, is_new = str(path), path.suffix == ".json"
+        data = load_table(path) if is_new else read_toml(path)
         values = flatten(_add_checkpointing_mode(data) if is_new else data)
         settings |= {key: value for key, value in values if value is not None and value != {}}
     name = file or ("torchtitan" if module is None else f"torchtitan {registered}")
@@ -104,20 +101,6 @@ def _words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         raise InputError(f"'{command[:60]}': cannot be read as a command line: {error}") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.suffix != ".json":
-        return read_toml(path)
-    try:
-        data = parse_json(read_text(path), path)
-    except OSError as error:
-        raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a JSON object at the top")
-    return data
 
 
 def _add_checkpointing_mode(saved: Mapping[str, Any]) -> dict[str, Any]:

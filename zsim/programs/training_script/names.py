@@ -9,14 +9,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from zsim.programs.python_text import Unknown, unknown_in
+from zsim.programs.python_text import Unknown, parse_python, unknown_in
 
 _CHANGES = ("update", "setdefault", "pop", "popitem", "clear", "append", "extend", "insert", "remove")
 # Functions and methods whose result is the model that they are given.
 _PASSING = ("get_peft_model", "prepare_model_for_kbit_training")
 _PASSING_METHODS = ("to", "cuda", "train", "get_peft_model")
+_RETURN = "return"  # what a function's results are bound to
+MODULE_LINES = 10**9  # what a module's number is multiplied by in the numbers of its lines
+_ABOVE = 3  # folders in which modules of a script are searched for
 Tests = tuple[tuple[ast.expr, bool], ...]
 
 
@@ -54,19 +58,30 @@ class Scope(Mapping[str, Any]):
         return self.cache[name]
 
     def _look_up(self, name: str) -> Any:
-        candidates, is_certain = [], True
-        for node, scope, tests in self.bindings[name]:
-            truths = [(self.value(test, scope), branch) for test, branch in tests]
-            unknown = [truth for truth, _ in truths if unknown_in(truth)]
-            if any(not unknown_in(truth) and bool(truth) != branch for truth, branch in truths):
-                continue
-            is_certain &= not unknown
-            candidates.append(Unknown(name, 0) if node is None else self.value(node, scope))
+        reached = [*self._reached(name)]
+        candidates = [value for value, _ in reached]
+        is_certain = all(is_known for _, is_known in reached)
         if len(candidates) > 1 and candidates[0] is None and is_certain:  # a place for a value that follows
             del candidates[0]
         is_one = bool(candidates) and (is_certain or len(self.bindings[name]) == 1)
         is_one &= all(type(value) is type(candidates[0]) and value == candidates[0] for value in candidates)
         return candidates[0] if is_one else Unknown(name, 0)
+
+    def returned(self) -> Any:
+        """The result of the function of this scope, of the first return whose conditions hold."""
+        if _RETURN not in self.cache:
+            self.cache[_RETURN] = Unknown(_RETURN, 0)  # for a function that calls itself
+            value, is_known = next(self._reached(_RETURN), (None, True))
+            self.cache[_RETURN] = value if is_known else Unknown(_RETURN, 0)
+        return self.cache[_RETURN]
+
+    def _reached(self, name: str) -> Iterator[tuple[Any, bool]]:
+        """(value, whether its conditions are known to hold) of what a name may be bound to."""
+        for node, scope, tests in self.bindings.get(name, ()):
+            truths = [(self.value(test, scope), branch) for test, branch in tests]
+            if not any(not unknown_in(truth) and bool(truth) != branch for truth, branch in truths):
+                is_known = not any(unknown_in(truth) for truth, _ in truths)
+                yield Unknown(name, 0) if node is None else self.value(node, scope), is_known
 
     def bind(self, name: str, node: ast.AST | None, scope: Scope | None = None, tests: Tests = ()) -> None:
         self.bindings.setdefault(name, []).append((node, scope or self, tests))
@@ -75,8 +90,11 @@ class Scope(Mapping[str, Any]):
 class Names(ast.NodeVisitor):
     """The bindings and changes of the names of a script."""
 
-    def __init__(self, tree: ast.Module, value: Callable[[Any, Scope], Any]) -> None:
+    def __init__(self, tree: ast.Module, value: Callable[[Any, Scope], Any], folder: Path) -> None:
         self.scope = self.module = Scope(value)
+        self.folders = [folder]
+        self.modules: dict[Path, tuple[ast.Module, Scope]] = {}
+        """By file: the script's own modules, which it imports."""
         self.scopes: dict[ast.AST, Scope] = {}
         """By function."""
         self.changed: dict[str | None, Unknown] = {}
@@ -95,7 +113,7 @@ class Names(ast.NodeVisitor):
             self._bind_parameters(function, is_method)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.scope.bind(node.name, None)
+        self.scope.bind(node.name, node if not node.decorator_list and not self._is_class else None)
         self._functions.append((node, self._is_class))
         outer, tests, is_class = self.scope, self._tests, self._is_class
         around = outer.parent if is_class else outer
@@ -126,6 +144,62 @@ class Names(ast.NodeVisitor):
                 self.visit(statement)
         self._tests = outer
 
+    def visit_With(self, node: ast.With) -> None:
+        for item in node.items:
+            if isinstance(item.optional_vars, ast.Name):
+                self.scope.bind(item.optional_vars.id, item.context_expr, tests=self._tests)
+            self.visit(item.context_expr)
+        for statement in node.body:
+            self.visit(statement)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        self.scope.bind(_RETURN, node.value or ast.Constant(None), tests=self._tests)
+        self.generic_visit(node)
+
+    def visit_loop(self, node: ast.For | ast.While | ast.Try) -> None:
+        """Results in a loop or a try are not followed, nor are those behind them."""
+        if any(isinstance(part, ast.Return) for part in ast.walk(node)):
+            self.scope.bind(_RETURN, None)
+        self.generic_visit(node)
+
+    visit_For = visit_While = visit_Try = visit_loop
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = self._module(node.module or "", node.level)
+        for alias in node.names:
+            if module is None:
+                self.visit(alias)
+            elif alias.name == "*":
+                for name in module.bindings:
+                    self._import(name, name, module, node)
+            else:
+                self._import(alias.asname or alias.name, alias.name, module, node)
+
+    def _import(self, name: str, source: str, module: Scope, node: ast.stmt) -> None:
+        load = ast.copy_location(ast.Name(source, ast.Load()), node)
+        self.scope.bind(name, load if source in module.bindings else None, module)
+
+    def _module(self, name: str, level: int) -> Scope | None:
+        """The names of a script's own module, where its file is here."""
+        folder = self.folders[-1]
+        bases = [folder, *folder.parents][max(level - 1, 0) :][: 1 if level else _ABOVE]
+        paths = [base / f"{name.replace('.', '/')}.py" for base in bases] if name else []
+        path = next(filter(Path.is_file, paths), None)
+        if path is None:
+            return None
+        if path not in self.modules:
+            tree, scope = parse_python(path), Scope(self.module.value)
+            ast.increment_lineno(tree, (len(self.modules) + 1) * MODULE_LINES)
+            scope.cache["__name__"] = name
+            self.modules[path] = tree, scope
+            outer, self.scope = (self.scope, self._tests, self._is_class), scope
+            self._tests, self._is_class = (), False
+            self.folders.append(path.parent)
+            self.visit(tree)
+            self.folders.pop()
+            self.scope, self._tests, self._is_class = outer
+        return self.modules[path][1]
+
     def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
         if node.value is None:
             return
@@ -146,7 +220,7 @@ class Names(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
             self._loads[node.id] = self._loads.get(node.id, 0) + 1
-        else:
+        elif isinstance(node.ctx, ast.Store):
             self.scope.bind(node.id, None)
 
     def visit_arg(self, node: ast.arg) -> None:
@@ -175,8 +249,10 @@ class Names(ast.NodeVisitor):
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         if not isinstance(node.ctx, ast.Load):
-            self._change(node, node.slice.value if isinstance(node.slice, ast.Constant) else 0)
-            self._forget(node.value)
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else 0
+            self._change(node, key)
+            if not isinstance(key, str):
+                self._forget(node.value)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -242,6 +318,18 @@ class Names(ast.NodeVisitor):
         for extra in filter(None, (arguments.vararg, arguments.kwarg)):
             scope.bind(extra.arg, None)
 
+    def function(self, name: str, scope: Scope | None) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The function of the script that a name stands for in a scope, or None."""
+        while scope is not None and name not in scope.bindings:
+            scope = scope.parent
+        bound = scope.bindings[name] if scope is not None else []
+        if len(bound) != 1:
+            return None
+        node, origin, _ = bound[0]
+        if isinstance(node, ast.Name) and origin is not scope:
+            return self.function(node.id, origin)
+        return node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
     def calls(self, node: ast.AST | None, scope: Scope, index: int | None = None) -> list[ast.Call] | None:
         """The calls whose results an expression is, or one of its elements, or None where that is not
         understood. Calls that hand on the model that they are given are not among them.
@@ -267,7 +355,7 @@ class Names(ast.NodeVisitor):
             nodes = [(node.elts[index], scope, None)]
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
-            function = next((entry for entry, _ in self._functions if entry.name == name), None)
+            function = self.function(name, scope)
             if name in _PASSING:
                 models = [*node.args, *(word.value for word in node.keywords if word.arg == "model")]
                 nodes = [(models[0], scope, None)] if models else []

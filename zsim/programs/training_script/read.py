@@ -11,21 +11,35 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.programs.python_text import CLASS, LINE, Unknown, evaluate, parse_python, unknown_in
-from zsim.programs.training_script.names import Names, Scope
+from zsim.programs.python_text import (
+    CELL_LINES,
+    CLASS,
+    LINE,
+    Unknown,
+    parse_notebook,
+    parse_python,
+    unknown_in,
+)
+from zsim.programs.training_script.names import MODULE_LINES, Scope
+from zsim.programs.training_script.values import (
+    CONFIG,
+    DTYPES,
+    OWN_TRAINER,
+    PARSED,
+    TRAINER,
+    Values,
+    last_name,
+)  # fmt: skip
 from zsim.programs.trl.keys import KEYS, SILENT
 from zsim.programs.trl.read import read_values
 from zsim.programs.trl.rollout import ROLLOUTS
-from zsim.reading import parse_json, read_text
+from zsim.reading import read_text
 from zsim.specs.formats.config_file import TrainingFile
 
-_CONFIG = re.compile(r"(Seq2Seq)?TrainingArguments|(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward)Config")
-_TRAINER = re.compile(r"(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward|Seq2Seq|)Trainer")
 _MODEL = re.compile(
     r"(AutoModelFor|\w+For)(CausalLM|ConditionalGeneration|ImageTextToText|SpeechSeq2Seq|Seq2SeqLM)"
     r"|AutoModelForVision2Seq"
@@ -54,16 +68,28 @@ _PLACED = ("auto", "balanced", "balanced_low_0", "sequential", {"": 0}, {"": "cu
 # Arguments of trainers and methods of their arguments that change a step in ways that zsim does not read.
 _REFUSED = ("optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "model_init")
 _RESET = re.compile("set_(training|optimizer|dataloader)|exec|globals")
-_DTYPES = ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half")
-_RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables that a launcher sets
-# Cells of another language, and lines of a notebook that are commands of a shell or its own.
-_OTHER_CELL = re.compile(r"\s*%%(bash|sh|script|writefile|file|html|javascript|js|latex|markdown|R|sql)\b")
-_COMMAND = re.compile(r"(?m)^([ \t]*)(?:(?:[\w, ]+=[ \t]*)?[!%](?:.*\\\n)*.*|\?.*|[\w.]+\?{1,2}[ \t]*)$")
-_CELL_LINES = 10**6  # what a cell's number is multiplied by in the numbers of its lines
+_LENGTH_NAME = re.compile(
+    r"(max_?(seq|sequence|context)?|seq|sequence|context)_?len(gth)?|cutoff_len|block_size", re.IGNORECASE
+)
 _LOADS = ("from_pretrained", "from_config")
 _SETTINGS = {"model_name_or_path": "model", "load_in_4bit": "training.lora.quantized"}
-_OWN_TRAINER = "a trainer of the script's own"
-_UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
+_UNSLOTH_TEXT = ("FastLanguageModel", "FastModel")
+_UNSLOTH = (*_UNSLOTH_TEXT, "FastVisionModel")
+# What `FastLanguageModel` takes where it is not told (unsloth 015bdef0, models/loader.py and llama.py).
+_UNSLOTH_LOADS = {
+    "load_in_4bit": True, "max_seq_length": 2048, "device_map": "sequential", "dtype": None,
+    "full_finetuning": False,
+}  # fmt: skip
+_UNSLOTH_ADAPTER = {
+    "r": 16, "lora_alpha": 16, "lora_dropout": 0.0, "use_gradient_checkpointing": "unsloth",
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+}  # fmt: skip
+# What FastModel adapts where it is told no modules (models/vision.py).
+_UNSLOTH_PARTS = {
+    "finetune_vision_layers": False, "finetune_language_layers": True, "finetune_attention_modules": True,
+    "finetune_mlp_modules": True,
+}  # fmt: skip
+_SHORTEST_OFFLOADED = 512  # tokens of the shortest sequence whose checkpoints unsloth keeps on the host
 
 
 def read_script(
@@ -75,10 +101,12 @@ def read_script(
     Raises InputError for a script without arguments of the Trainer's, NotSimulatedError for what it does
     besides, and for conditions on which it depends and that are not constants.
     """
-    tree = _notebook(path) if path.suffix == ".ipynb" else parse_python(path)
+    tree = parse_notebook(path) if path.suffix == ".ipynb" else parse_python(path)
     try:
         script = _Script(path, tree, flags or {}, variables or {})
-        script.visit(tree)
+        for module, scope in ((tree, script.scope), *script.names.modules.values()):
+            script.scope = scope
+            script.visit(module)
         return script.read()
     except RecursionError:
         raise InputError(f"{path}: has an expression that is nested too deeply to be read") from None
@@ -86,67 +114,30 @@ def read_script(
 
 def makes_arguments(path: Path) -> bool:
     """Whether a script makes the arguments of a trainer in its code, and takes none from flags by itself."""
+    text = _text_of(path)
+    return re.search(rf"(?<!class )\b({CONFIG.pattern})\(", text) is not None and not parses_arguments(path)
+
+
+def parses_arguments(path: Path) -> bool:
+    """Whether a script takes the arguments of a trainer from flags."""
+    return re.search(r"(Hf|H4)ArgumentParser|TrlParser", _text_of(path)) is not None
+
+
+def _text_of(path: Path) -> str:
     try:
-        text = read_text(path)
+        return read_text(path)
     except (OSError, UnicodeDecodeError):
-        return False
-    is_made = re.search(rf"(?<!class )\b({_CONFIG.pattern})\(", text) is not None
-    return is_made and re.search(r"(Hf|H4)ArgumentParser|TrlParser", text) is None
+        return ""
 
 
-def _notebook(path: Path) -> ast.Module:
-    """The Python of a notebook's cells. Raises InputError for another JSON."""
-    try:
-        content = parse_json(read_text(path), path)
-    except (OSError, ValueError):
-        content = None
-    cells = content.get("cells") if isinstance(content, dict) else None
-    if not isinstance(cells, list):
-        raise InputError(f"{path}: is no notebook: it has no cells")
-    statements: list[ast.stmt] = []
-    for number, cell in enumerate(cells, 1):
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-            continue
-        source = cell.get("source")
-        lines = [source] if isinstance(source, str) else source
-        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise InputError(f"{path}: cell {number}: source: expected text, or a list of it")
-        if not re.match(_OTHER_CELL, text := "".join(lines)):
-            body = ast.Module(_parse_cell(text, f"{path}: cell {number}"), [])
-            statements += ast.increment_lineno(body, number * _CELL_LINES).body
-    return ast.Module(statements, [])
-
-
-def _parse_cell(text: str, where: str) -> list[ast.stmt]:
-    """The statements of a cell, where commands of a shell and of the notebook do nothing."""
-    for code in (text, re.sub(_COMMAND, _erase_command, text)):
-        try:
-            return ast.parse(code).body
-        except SyntaxError as error:
-            reason = f"line {error.lineno}: is not Python: {error.msg}"
-        except (ValueError, RecursionError) as error:
-            reason = f"is not Python: {error}"
-    raise InputError(f"{where}: {reason}")
-
-
-def _erase_command(match: re.Match[str]) -> str:
-    return f"{match[1]}pass" + "\n" * match[0].count("\n")
-
-
-class _Script(ast.NodeVisitor):
+class _Script(Values, ast.NodeVisitor):
     """The objects that a script builds and that decide how a step runs."""
 
     def __init__(
         self, path: Path, tree: ast.Module, flags: Mapping[str, Any], variables: Mapping[str, str]
     ) -> None:
-        self.path = path
-        self.flags = flags
-        self.variables = variables
-        self.arguments: dict[str, Any] = {}
-        self.declared: set[str] = set()
-        self.names = Names(tree, self.value)
+        super().__init__(path, tree, flags, variables)
         self.scope = self.names.module
-        self.scope.cache["__name__"] = "__main__"
         self.lengths: list[Any] = []
         self.values: dict[str, Any] = {}
         self.configs: list[str] = []
@@ -156,10 +147,8 @@ class _Script(ast.NodeVisitor):
         self.loads: dict[ast.Call, tuple[Scope, Unknown | None]] = {}
         self.preparation: Any = None
         self.checkpointing: dict[str, Any] = {}
-        self.is_placed = False
+        self.unsloth: dict[str, Any] = {}
         self.condition: Unknown | None = None
-        for node, scope in self.names.declared:
-            self.declare(node, scope)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         outer, self.scope = self.scope, self.names.scopes[node]
@@ -187,16 +176,21 @@ class _Script(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        name, fields = _last_name(node.func), self.built(node, self.scope)
+        name, fields = last_name(node.func), self.built(node, self.scope)
         fields = fields if isinstance(fields, dict) else {}
         if "tokenize" in name.lower() and fields.get("max_length") is not None:
             self.lengths.append(fields["max_length"])
-        if _CONFIG.fullmatch(name):
+        if CONFIG.fullmatch(name):
             self.configs.append(name)
             if len(node.args) > 1:
                 raise self.lack(node.lineno, f"{name}: zsim reads its arguments by name alone")
             self.take(fields, None)
-        elif _TRAINER.fullmatch(name):
+        elif name in PARSED:
+            for entry in self.parsed(node, self.scope):
+                if isinstance(entry, dict) and CLASS in entry:
+                    self.configs.append(str(entry[CLASS]))
+                    self.take(entry, None)
+        elif TRAINER.fullmatch(name):
             self.trainers.append(name)
             self.take(fields, _TRAINED)
             for key in _REFUSED:
@@ -205,6 +199,17 @@ class _Script(ast.NodeVisitor):
             words = [word.value for word in node.keywords if word.arg == "model"]
             self.models.append((next(iter((*words, *node.args[:1])), None), self.scope))
             self.add_adapter(fields.get("peft_config"), node.lineno)
+        elif name == "get_peft_model" and _owner(node) in _UNSLOTH_TEXT:
+            self.unsloth = {**_UNSLOTH_ADAPTER, **fields}
+            if _owner(node) == "FastModel" and "target_modules" not in fields:
+                self.unsloth["target_modules"] = "all-linear"
+                modules = {part: fields.get(part, True) for part in _UNSLOTH_PARTS}
+                if modules != _UNSLOTH_PARTS:
+                    raise self.lack(
+                        node.lineno, f"FastModel: zsim adapts all of the text model alone: {modules}"
+                    )
+            lora = {key: value for key, value in self.unsloth.items() if key in _LORA}
+            self.add_adapter({CLASS: "LoraConfig", LINE: node.lineno, **lora}, node.lineno)
         elif name in ("get_peft_model", "add_adapter"):
             adapter = fields.get("1", fields.get("0") if name == "add_adapter" else None)
             adapter = fields.get("peft_config", fields.get("adapter_config", adapter))
@@ -230,12 +235,12 @@ class _Script(ast.NodeVisitor):
         elif _RESET.fullmatch(name) or (name == "replace" and node.keywords):
             raise self.lack(node.lineno, f"{name}: zsim does not follow what it changes")
         elif name in ("to", "half", "bfloat16", "float") and isinstance(node.func, ast.Attribute):
-            is_cast = name != "to" or any(f"torch.{value}" in _DTYPES for value in fields.values())
+            is_cast = name != "to" or any(f"torch.{value}" in DTYPES for value in fields.values())
             calls = self.names.calls(node.func.value, self.scope) if is_cast else None
-            if calls and all(_last_name(call.func) in _LOADS for call in calls):
+            if calls and all(last_name(call.func) in _LOADS for call in calls):
                 raise self.lack(node.lineno, f"{name}: zsim reads the model's dtype where it is loaded alone")
-        elif getattr(self.scope.get(name), "text", "") == _OWN_TRAINER:
-            raise self.lack(node.lineno, f"{name}: is {_OWN_TRAINER}, whose loss zsim does not read")
+        elif getattr(self.scope.get(name), "text", "") == OWN_TRAINER:
+            raise self.lack(node.lineno, f"{name}: is {OWN_TRAINER}, whose loss zsim does not read")
 
     def add_adapter(self, config: Any, line: int) -> None:
         """Take the adapter that a model or trainer is given. Raises NotSimulatedError for all but LoRA."""
@@ -261,7 +266,7 @@ class _Script(ast.NodeVisitor):
                 continue
             calls = self.names.calls(node, scope)
             if calls is not None:  # without those of branches that are not taken
-                calls = [call for call in calls if call in self.loads or _last_name(call.func) not in _LOADS]
+                calls = [call for call in calls if call in self.loads or last_name(call.func) not in _LOADS]
             made = None if calls is None or made is None else [*made, *calls]
         is_certain = made is not None and all(call in self.loads for call in made)
         if not is_certain or made is None:
@@ -276,9 +281,13 @@ class _Script(ast.NodeVisitor):
                     continue
                 raise self.lack(call.lineno, f"zsim does not simulate {owner} of scripts yet")
             unknown = Unknown(ast.unparse(call)[:60], call.lineno)
-            if _last_name(call.func) == "from_config" or not is_certain:
+            if last_name(call.func) == "from_config" or not is_certain:
                 fields = {key: value for key, value in fields.items() if key != "0"}
                 fields["pretrained_model_name_or_path"] = unknown
+            if owner in _UNSLOTH_TEXT:
+                fields = {**_UNSLOTH_LOADS, **fields}
+                fields.setdefault("0", fields.get("model_name"))
+                fields["load_in_4bit"] = not fields["full_finetuning"] and fields["load_in_4bit"]
             fields["use_unsloth"] = owner in _UNSLOTH or None
             keys = {*fields, *merged} - {LINE}
             merged = {
@@ -288,6 +297,8 @@ class _Script(ast.NodeVisitor):
             self.take(fields, {})
         self.condition = None
         self.values["use_unsloth"] = merged.get("use_unsloth")
+        if merged.get("use_unsloth") and "device_map" in merged and trainer in ("", "sft"):
+            self.read_unsloth(merged)
         self.is_placed = merged.get("device_map") in _PLACED
         quantised = merged.get("quantization_config")
         if isinstance(quantised, dict) and str(quantised.get(CLASS)).endswith("BitsAndBytesConfig"):
@@ -297,29 +308,39 @@ class _Script(ast.NodeVisitor):
             raise self.lack(made[0].lineno, f"quantization_config: zsim does not simulate '{text}'")
         self.take(merged, _LOADED)
 
-    def lack(self, line: int, text: str) -> NotSimulatedError:
-        return NotSimulatedError(f"{self.path}: {_place(line)}: {text}; write an experiment file")
+    def read_unsloth(self, merged: Mapping[str, Any]) -> None:
+        """Take what unsloth puts in place of transformers: the types, the length and checkpoints."""
+        self.unsloth = self.unsloth or {"use_gradient_checkpointing": "unsloth"}
+        is_on = self.unsloth["use_gradient_checkpointing"]
+        self.values |= {"use_unsloth": None, "use_liger_kernel": True, "use_bnb_nested_quant": True}
+        self.values["gradient_checkpointing"] = is_on if unknown_in(is_on) else bool(is_on)
+        if not any(self.values.get(key) for key in ("bf16", "fp16")):
+            self.values["bf16"] = self.takes_bf16 = True
+        if merged.get("dtype") is None:
+            self.values["dtype"] = "float16" if self.values.get("fp16") is True else "bfloat16"
+        if not any(self.values.get(key) for key in ("max_length", "max_seq_length")):
+            self.values["max_length"] = merged["max_seq_length"]
 
-    def declare(self, node: ast.Call, scope: Scope) -> None:
-        """Take the default of an argument of argparse, or the flag's value."""
-        fields = self.built(node, scope)
-        words = [str(fields[key]) for key in fields if key.isdecimal()]
-        flags = [word.lstrip("-").replace("-", "_") for word in words]
-        name = str(fields.get("dest") or max(flags, key=len, default=""))
-        action = fields.get("action", "store")
-        unknown = Unknown(f"--{name}", node.lineno)
-        is_on = {"store_true": True, "store_false": False}.get(str(action))
-        is_open = fields.get("required") is True or not all(word.startswith("-") for word in words)
-        is_open |= "**" in fields or (action != "store" and is_on is None)
-        value = fields.get("default", unknown if is_open else None if is_on is None else not is_on)
-        self.declared.update(flags)
-        for flag in flags:
-            if flag in self.flags:
-                value = self.flags[flag] if is_on is None else is_on
-                value = unknown if action != "store" and is_on is None else value
-        if name in self.arguments and self.arguments[name] != value:
-            value = unknown
-        self.arguments[name] = value
+    def write_unsloth(self, file: TrainingFile) -> None:
+        """Write what TRL has no key for. unsloth casts what is trained to fp32, and nothing else."""
+        length = file.settings.get("training.sequence_length", _SHORTEST_OFFLOADED)
+        if self.unsloth["use_gradient_checkpointing"] == "unsloth" and length >= _SHORTEST_OFFLOADED:
+            file.settings["training.checkpoint_offload"] = "pinned"
+        if self.adapters:
+            file.settings.pop("training.lora.dtype", None)
+        file.note(
+            "unsloth: its kernels and its loss are taken as Liger's and its adapters as PEFT's; memory is 13 "
+            "to 16 % low at the longest contexts that it publishes, and no published time was compared"
+        )
+
+    def lack(self, line: int, text: str) -> NotSimulatedError:
+        return NotSimulatedError(f"{self.location_of(line)}: {text}; write an experiment file")
+
+    def location_of(self, line: int) -> str:
+        module, line = divmod(line, MODULE_LINES)
+        cell, line = divmod(line, CELL_LINES)
+        path = [self.path, *self.names.modules][module]
+        return f"{path}: cell {cell}, line {line}" if cell else f"{path}: line {line}"
 
     def take(self, fields: Mapping[str, Any], keys: Mapping[str, str] | None) -> None:
         """Take the arguments of an object that decides how a step runs, by `keys` or as they are called."""
@@ -336,79 +357,18 @@ class _Script(ast.NodeVisitor):
             if key not in (None, CLASS, LINE) and not str(key).isdecimal() and value is not None:
                 self.values[key] = value
 
-    def value(self, node: Any, scope: Scope) -> Any:
-        """The value of a node, without those of its attributes and keys that are written to elsewhere."""
-        if isinstance(node, ast.ClassDef):
-            if any(_TRAINER.fullmatch(_last_name(base)) for base in node.bases):
-                return Unknown(_OWN_TRAINER, node.lineno)
-            return self.strip_changes(
-                {
-                    ast.unparse(target): self.value(entry.value, scope)
-                    for entry in node.body
-                    if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value is not None
-                    for target in (entry.targets if isinstance(entry, ast.Assign) else [entry.target])
-                }
-            )
-        value = evaluate(node, scope, partial(self.built, scope=scope))
-        if isinstance(value, Unknown) and not value.line:
-            value = Unknown(value.text, node.lineno)
-        return self.strip_changes(value)
-
-    def strip_changes(self, value: Any) -> Any:
-        if isinstance(value, Unknown) and value.text in _DTYPES:
-            return value.text[6:]
-        if not isinstance(value, dict):
-            return value
-        changes = self.names.changed_outside if CLASS in value else self.names.changed
-        return {key: changes.get(key) or self.strip_changes(part) for key, part in value.items()}
-
-    def built(self, node: ast.Call, scope: Scope) -> Any:
-        """The arguments of a call by name, or its value where it is a constant."""
-        name, text = _last_name(node.func), ast.unparse(node.func)
-        arguments = [self.value(argument, scope) for argument in node.args]
-        unknown = Unknown(ast.unparse(node)[:60], node.lineno)
-        if text == "torch.cuda.is_available":
-            return True
-        if text in ("os.getenv", "os.environ.get") and arguments:
-            variable = str(arguments[0])
-            if variable in _RANKS or variable in self.names.changed or isinstance(arguments[0], Unknown):
-                return unknown
-            return self.variables.get(variable, arguments[1] if len(arguments) == 2 else unknown)
-        if text in ("int", "float", "str", "Path") and len(arguments) == 1:
-            converted = arguments[0]
-            convert = {"int": int, "float": float}.get(text, str)
-            try:
-                return unknown if unknown_in(converted) else convert(converted)
-            except (TypeError, ValueError):
-                return unknown
-        if name == "parse_args":
-            return (
-                unknown
-                if node.keywords or arguments not in ([], [[]], [""])
-                else self.strip_changes(self.arguments)
-            )
-        made = scope.get(text)
-        if isinstance(made, dict) and CLASS not in made and text[:1].isupper():
-            if node.args or not all(word.arg in made for word in node.keywords):
-                return unknown
-            return made | {str(word.arg): self.value(word.value, scope) for word in node.keywords}
-        if name == "get" and len(arguments) == 2 and isinstance(node.func, ast.Attribute):
-            table = self.value(node.func.value, scope)
-            if isinstance(table, dict) and CLASS not in table and isinstance(arguments[0], str):
-                return table.get(*arguments)
-        if text in ("max", "min") and arguments and all(type(value) is int for value in arguments):
-            return (max if text == "max" else min)(arguments)
-        fields: dict[str, Any] = {} if text == "dict" else {CLASS: text, LINE: node.lineno}
-        fields |= {str(number): value for number, value in enumerate(arguments)}
-        for word in node.keywords:
-            value = self.value(word.value, scope)
-            if word.arg is not None:
-                fields[word.arg] = value
-            elif isinstance(value, dict) and CLASS not in value:
-                fields |= value
-            else:
-                fields["**"] = Unknown(ast.unparse(word.value)[:60], node.lineno)
-        return unknown if text == "dict" and (arguments or "**" in fields) else fields
+    def named_length(self, trainer: str) -> Any:
+        """The length that names of the script stand for, where no tokenizer is told one."""
+        scopes = (self.names.module, *self.names.scopes.values())
+        candidates = {
+            value
+            for scope in scopes
+            for name in scope
+            if _LENGTH_NAME.fullmatch(name) and type(value := scope[name]) is int
+        }
+        unknown = Unknown("the tokens of a sequence, which no tokenizer is told", 1)
+        is_speech = any(re.search("Speech|Whisper", _owner(call)) for call in self.loads)
+        return candidates.pop() if len(candidates) == 1 else None if trainer or is_speech else unknown
 
     def read(self) -> TrainingFile:
         """The experiment of what was taken."""
@@ -434,13 +394,18 @@ class _Script(ast.NodeVisitor):
         if is_plain:
             lengths = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
             texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in lengths]
-            several = Unknown(", ".join(texts), 1)
-            length = lengths[0] if len(lengths) == 1 else several if lengths else None
+            limit = self.values.get("model_max_length")
+            if limit is not None and all(text.endswith("model_max_length") for text in texts):
+                length = limit
+            elif len(lengths) == 1:
+                length = lengths[0]
+            else:
+                length = Unknown(", ".join(texts), 1) if lengths else self.named_length(trainer)
             defaults = {"bf16": False, "gradient_checkpointing": False, "max_length": length}
             self.values = {**defaults, **self.values}
         for word, change in self.names.changed_outside.items():
             key = word if word in KEYS else (_LORA if self.adapters else {}).get(str(word))
-            if key is not None:
+            if key is not None and (self.adapters or not key.startswith("lora_")):
                 self.values[key] = change
         idle = ("num_train_epochs", *(() if trainer in ("sft", *ROLLOUTS) else ("beta", "loss_type")))
         missing = {}
@@ -455,10 +420,17 @@ class _Script(ast.NodeVisitor):
             reason = f"{key}: zsim does not follow '{unknown.text}'"
             if not setting:
                 raise self.lack(unknown.line, reason)
-            missing[setting] = f"{_place(unknown.line)}: {reason}: give --set {setting}=VALUE"
+            location = self.location_of(unknown.line).removeprefix(f"{self.path}: ")
+            missing[setting] = f"{location}: {reason}: give --set {setting}=VALUE"
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing
+        if self.unsloth and not self.values.get("use_unsloth"):
+            self.write_unsloth(file)
+        if self.takes_bf16:
+            file.note(
+                "the script asks whether the GPUs have bf16: taken as yes, which those before Ampere have not"
+            )
         if self.is_placed:
             file.defaults["gpus"] = 1
             file.note(
@@ -468,6 +440,7 @@ class _Script(ast.NodeVisitor):
             is_ddp = file.settings.get("strategy.kind") == "ddp"
             if is_ddp and "4" in str(file.settings.get("training.lora.quantized", "")):
                 file.settings["training.lora.preparation"] = "peft"
+                file.settings.pop("training.stored_dtype", None)  # it casts all that is not in 4 bits to fp32
             else:
                 file.note("prepare_model_for_kbit_training: zsim has its fp32 under DDP with 4 bits alone")
         if loose := sorted({*self.flags} - self.declared):
@@ -476,13 +449,4 @@ class _Script(ast.NodeVisitor):
 
 
 def _owner(node: ast.Call) -> str:
-    return _last_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-
-
-def _place(line: int) -> str:
-    cell, line = divmod(line, _CELL_LINES)
-    return f"cell {cell}, line {line}" if cell else f"line {line}"
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return last_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""

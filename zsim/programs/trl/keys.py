@@ -55,6 +55,7 @@ _OWN = (
         ("max_seq_length", int, "the same, in older releases", "training.sequence_length"),
         ("max_seq_len", int, "the same, of scripts that pass it on", "training.sequence_length"),
         ("model_max_length", int, "the same, of scripts that pass it on", "training.sequence_length"),
+        ("block_size", int, "the same, of scripts that cut texts to it", "training.sequence_length"),
         ("use_liger", bool, "Liger's kernels, until 0.16", "training.liger"),
         ("packing", bool, "whether documents fill sequences", "training.lengths"),
         ("num_processes", int, "GPUs, of `accelerate launch`, to which `trl` passes it on", "gpus"),

@@ -39,7 +39,7 @@ from zsim.specs.formats.file_values import FileValues
 
 _LENGTH = 1024
 # Names of the tokens of a sequence: TRL's today and until 0.19, and those of scripts that pass it on.
-_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "model_max_length")
+_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "model_max_length", "block_size")
 _OLDER_KEYS = ("torch_dtype", "max_seq_length", "max_seq_len")  # of releases that ran on transformers 4
 PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO", "simpo": "SimPO"}
 _OLDER = "TRL before 0.19"
@@ -153,25 +153,16 @@ def trainer_of(values: FileValues) -> str:
 
 def trainer_in_name(path: Path) -> str:
     """The trainer in the name of a script or of a file, or the one that its folder is called by."""
-    trainers = (*PREFERENCES, *ROLLOUTS, "kto", "reward", "sft")
-    words = {word for word in re.split(r"[^a-z]+", path.stem.lower()) if word in trainers}
-    if len(words) == 1:
-        return words.pop()
-    folder = path.parent.name.lower()
-    return folder if folder in trainers else ""
-
-
-_STEPS = {
-    "ppo": "PPO, whose step has rollouts and four models",
-}
+    trainers = {name: name for name in (*PREFERENCES, *ROLLOUTS, "kto", "reward", "sft")} | {"rm": "reward"}
+    words = {trainers[word] for word in re.split(r"[^a-z]+", path.stem.lower()) if word in trainers}
+    return words.pop() if len(words) == 1 else trainers.get(path.parent.name.lower(), "")
 
 
 def _refuse_trainer(values: FileValues, trainer: str) -> None:
-    if trainer in _STEPS:
+    if trainer == "ppo":
         key = next((mark for mark in trl_keys.PPO_MARKS if values.has(mark)), "loss_type")
-        raise values.lack(
-            key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, KTO, ORPO, CPO, GRPO or rewards"
-        )
+        expected = "expected a file of SFT, DPO, KTO, ORPO, CPO, GRPO or rewards"
+        raise values.lack(key, f"PPO, whose step has rollouts and four models, yet; {expected}")
 
 
 def _read_loss(values: FileValues, *, has_liger: bool) -> None:

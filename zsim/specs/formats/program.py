@@ -46,6 +46,11 @@ class ConfigMapping:
         return is_key and is_value and (not self.kinds or kind in self.kinds)
 
 
+def mappings(release: str, *rows: tuple[Any, ...]) -> tuple[ConfigMapping, ...]:
+    """Rows of (key, location, instruction, source in the release, and the values and kinds, if not all)."""
+    return tuple(ConfigMapping(row[0], row[1], row[2], f"{release}, {row[3]}", *row[4:]) for row in rows)
+
+
 @dataclass(frozen=True)
 class ProgramSource:
     """A file of another program, or a command line: as `strategy.config` names it."""
