@@ -115,6 +115,17 @@ def test_no_sample_is_older_than_allowed(staleness: int) -> None:
     assert 0 <= step.mean_staleness <= step.max_staleness <= staleness
 
 
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_as_many_prompts_of_prime_rl_run_as_a_step_has(staleness: int) -> None:
+    """16 prompts of 8 samples on engines with room for all, however far ahead of the trainer they may run."""
+    job = resolved(framework="prime-rl", placement="async", max_staleness=staleness)
+    step = looped(job, training=1.0)
+    assert job.max_prompts_in_flight == 16
+    assert sum(max(log.running) for log in step.logs) <= 2 * 16 * 8  # with all that may start 512 or more
+    nemo = resolved(placement="async", max_staleness=staleness)
+    assert nemo.max_prompts_in_flight == staleness * 16
+
+
 def test_a_fraction_of_a_step_lies_between_its_neighbours() -> None:
     """An eighth lets 2 of 16 prompts start a step early. The more do, the less the trainer waits."""
     seconds, ages = [], []

@@ -173,8 +173,9 @@ class RlFramework:
     continues_rollouts: bool = False
     """Responses go on over updates of an asynchronous loop, unless the experiment says otherwise. Else they
     end before the update."""
-    limits_prompts_in_flight: bool = False
-    """At most as many prompts are under way at once as a step has, times the staleness that is allowed."""
+    in_flight: Literal["step", "staleness"] | None = None
+    """At most as many prompts are under way at once as a step has, or that times the staleness that is
+    allowed. None for all that may still be trained on."""
     streamed_prompts: int = 0
     """Prompts of a replica under way at once where its asynchronous trainer takes them as they end, see
     [Note: stream] of `loop`. 0 where it cannot."""

@@ -133,9 +133,10 @@ class RlJob:
         """Prompts that are under way at once. None for as many as may be started."""
         if self.streams:
             return self.framework.streamed_prompts * self.replicas
-        if self.is_synchronous or not self.framework.limits_prompts_in_flight:
+        if self.is_synchronous or self.framework.in_flight is None:
             return None
-        return ceil(self.table.prompts_per_step * self.max_staleness)
+        steps = self.max_staleness if self.framework.in_flight == "staleness" else 1
+        return ceil(self.table.prompts_per_step * steps)
 
     @property
     def deals_beforehand(self) -> bool:
@@ -328,7 +329,7 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
             "proposed tokens is accepted"
         )
-    if framework.limits_prompts_in_flight and _staleness(table) % 1:
+    if framework.in_flight and _staleness(table) % 1:
         raise InputError(
             f"rl.max_staleness: found {table.max_staleness:g}, but {framework.name} lets samples be older by "
             "whole steps; expected 0, 1 or more"

@@ -10,8 +10,8 @@ n starts that part of the next batch's prompts, and the others with the next ver
 docs/advance/fully_async.md, `staleness_threshold`).
 
 [Note: prompts in flight] NeMo-RL starts a prompt only when fewer than a step's, times the staleness, are
-under way (0a27b1f4 nemo_rl/algorithms/async_utils.py). Prompts of the next batch take the places of those
-that have ended, so that engines are as full as one batch makes them.
+under way (0a27b1f4 nemo_rl/algorithms/async_utils.py), prime-rl when fewer than a step's are. Prompts of the
+next batch take the places of those that have ended, so that engines are as full as one batch makes them.
 
 [Note: replicas alike] Replicas do not see one another, and get requests of the same laws. Of a step with more
 samples than `MAX_SIMULATED_SAMPLES` as many replicas are simulated as have that many, with their part of

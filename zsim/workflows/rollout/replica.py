@@ -15,8 +15,10 @@ longest answer are free (TensorRT-LLM `llmapi/llm_args.py`, `CapacitySchedulerPo
 default).
 
 [Note: shared prompts] With prefix caching the full blocks of a prompt are kept once for all requests of its
-group on a replica, and later requests read them there. They are found only after an iteration that computed
-them has ended, so that requests of a group that start together each compute the prompt.
+group on a replica, and later requests read them there. vLLM enters them into its table when it schedules
+them, so that requests of a group that start in one iteration compute the prompt once (0.11
+v1/core/kv_cache_manager.py `allocate_slots`). SGLang and TensorRT-LLM let the others wait for an iteration
+(SGLang's `in_batch_prefix_caching`, TensorRT-LLM's `beneficialToSkip`), which is not told apart.
 """
 
 from __future__ import annotations
@@ -133,6 +135,8 @@ class Replica:
         self._waiting.clear()
         self._partial = None
         self._used_blocks = self._promised_blocks = 0
+        self._prefixes.clear()
+        self._prefix_users.clear()
         self.reset_cache()
         self._record()
         return requests
@@ -204,7 +208,7 @@ class Replica:
         if self.limits.has_static_batches and len(self._decoding):
             return chunks
         if self._partial is not None:
-            chunks.append(_next_chunk(self._partial, budget))
+            chunks.append(self._next_chunk(self._partial, budget))
             budget -= chunks[-1][1].new_tokens
             self._partial = None
         while self._admits and self._waiting and budget > 0:
@@ -214,9 +218,16 @@ class Replica:
             if not self._admit(request):
                 break
             self._waiting.popleft()
-            chunks.append(_next_chunk(request, budget))
+            chunks.append(self._next_chunk(request, budget))
             budget -= chunks[-1][1].new_tokens
         return chunks
+
+    def _next_chunk(self, request: SampleRequest, budget: int) -> tuple[SampleRequest, PromptChunk]:
+        """What of a request the next iteration computes. With its end others find its prompt."""
+        chunk = PromptChunk(min(budget, request.length - request.computed), request.computed)
+        if request.computed + chunk.new_tokens == request.length:
+            self._keep_prefix(request)
+        return request, chunk
 
     def _make_room(self) -> bool:
         """Preempt sequences until each of the others can have its next token. Returns whether any was."""
@@ -292,7 +303,6 @@ class Replica:
             if request.computed < request.length:
                 self._partial = request
             else:
-                self._keep_prefix(request)
                 request.first_seconds = request.first_seconds or self.env.now
                 starting.append(request)
         self._join(starting)
@@ -424,10 +434,6 @@ class Replica:
         self.log.times.append(self.env.now)
         self.log.running.append(self.num_running + starting)
         self.log.blocks.append(self._used_blocks)
-
-
-def _next_chunk(request: SampleRequest, budget: int) -> tuple[SampleRequest, PromptChunk]:
-    return request, PromptChunk(min(budget, request.length - request.computed), request.computed)
 
 
 def _blocks(lengths: Ints) -> Ints:
