@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -377,6 +378,14 @@ def test_defaults_of_the_framework_are_said_and_never_replace_what_the_file_stat
     assert job.update_job.training.activation_checkpointing == "none"
     assert not any("activation_checkpointing" in note for note in job.notes)
     assert any("training.gradient_accumulation_steps = 4 does not count" in note for note in job.notes)
+
+
+def test_the_text_says_how_old_and_how_many_samples_are_trained_on() -> None:
+    """With 4 of 16 prompts more, whose responses are the longest."""
+    lost = " ".join(simulate_rl(experiment(over_sampling=1.25), simulator()).lines())
+    assert re.search(r"[1-4]\d % of the generated tokens are dropped\.", lost)
+    late = " ".join(simulate_rl(experiment(placement="async"), simulator()).lines())
+    assert "Samples are 1.0 versions older than the policy in the mean, at most 1." in late
 
 
 def test_three_lines_are_the_verdict_the_step_and_the_hours() -> None:

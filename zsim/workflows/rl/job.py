@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
@@ -14,6 +15,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.rl import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.adapters import base_model
+from zsim.specs.model.expert_layer import has_experts
 from zsim.workflows.rl.framework import (
     SINGLE_TENSOR_SECONDS,
     Offloads,
@@ -202,9 +204,12 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     is_listed = experiment.placement.gpus_per_node is not None
     rollout_gpus, training_gpus = _gpus(table, total_gpus, total_gpus if is_listed else cluster.gpus_per_node)
     update_base = simulator.job(bare if training_gpus == total_gpus else _trainer_on(bare, training_gpus))
+    continues_rollouts = _continues_rollouts(table, framework)
+    drawn = 1.0 if continues_rollouts else table.over_sampling
     samples = draw_samples(
-        table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
-    )
+        table.lengths, ceil(table.prompts_per_step * drawn - 1e-9), table.samples_per_prompt,
+        update_base.training.sequence_length,
+    ).shortest(table.prompts_per_step)  # fmt: skip
     totals = samples.totals + (table.environment.turns - 1) * table.environment.observation_tokens
     mini_batch = table.mini_batch_samples or totals.size
     if totals.size % mini_batch:
@@ -230,6 +235,11 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     layout = EngineLayout(
         table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
     )
+    if table.rollout.expert > 1 and not has_experts(update_base.model):
+        raise InputError(
+            f"rl.rollout.expert: found {table.rollout.expert}, but {update_base.model.name} has no experts; "
+            "expected 1"
+        )
     if rollout_gpus % layout.gpus:
         raise InputError(
             f"rl.rollout.tensor: a replica has {layout.gpus} GPUs, and the rollout {rollout_gpus}; expected "
@@ -273,8 +283,8 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         _enforces_eager(table, framework, has_adapters and not framework.merges_adapters),
         has_adapters,
         _staleness(table),
-        _continues_rollouts(table, framework),
-        (*notes, *batch_notes(experiment, update, dealt), *update_base.notes),
+        continues_rollouts,
+        (*notes, *_idle_notes(table), *batch_notes(experiment, update, dealt), *update_base.notes),
     )
 
 
@@ -346,6 +356,23 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             f"rl.max_staleness: found {table.max_staleness:g} with placement '{table.placement}', where "
             "every response is of the newest policy; expected 0, or placement 'async'"
         )
+
+
+def _idle_notes(table: RlTable) -> Iterator[str]:
+    """The keys that an experiment states and that nothing of its step depends on."""
+    runs_over = table.placement == "async" or table.over_sampling > 1
+    for is_used, prefix, owner, names, need in (
+        (table.placement == "colocated", "rl.offload", table.offload,
+         ("parameters", "optimizer", "sleep_level"), "placement 'colocated'"),
+        (table.environment.turns > 1, "rl.environment", table.environment,
+         ("seconds", "sigma", "concurrency", "observation_tokens"), "turns above 1"),
+        (table.rollout.draft_tokens > 0, "rl.rollout", table.rollout, ("acceptance",), "draft_tokens"),
+        (table.reward.seconds_per_sample > 0, "rl.reward", table.reward, ("overlap",), "seconds_per_sample"),
+        (runs_over, "rl", table, ("partial_rollout",), "over_sampling above 1 or placement 'async'"),
+    ):  # fmt: skip
+        idle = [f"{prefix}.{name}" for name in names if getattr(owner, name)]
+        if idle and not is_used:
+            yield f"{', '.join(idle)}: no effect without {need}"
 
 
 def _check_stream(prompts: int, table: RlTable, framework: RlFramework) -> None:

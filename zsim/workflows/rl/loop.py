@@ -433,6 +433,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     busy = sum(replica.log.busy_seconds for replica in loop.replicas) / len(loop.replicas)
     ages = [age for step in kept for age in step.ages]
     total_seconds = loop.env.now + len(results) * again
+    late = job.table.sync.every - 1  # steps after a sync, of which the next one's responses are all
     return RlStepTimes(
         seconds,
         rollout + again,
@@ -443,8 +444,8 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
         tuple(replica.log for replica in loop.replicas),
         rounds * busy / total_seconds,
         times.training_side / seconds,
-        float(np.mean(ages)),
-        max(ages),
+        float(np.mean(ages)) + late / 2,
+        max(ages) + late,
         (sum(step.dropped_tokens for step in kept) / measured + (rounds - 1) * trained_tokens) / loop.part,
         measured,
         loop.part,
