@@ -29,6 +29,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_seconds
 from zsim.validated.verdict import verdict_content
 from zsim.workflows.rl.framework import workflow_of
+from zsim.workflows.rl.job import gpus_of
 from zsim.workflows.rl.result import RlResult, simulate_rl
 
 OF_UPDATES = (
@@ -112,24 +113,17 @@ def resize_rollout(experiment: Experiment, gpus: int, mode: str) -> Experiment:
 
 def total_gpus(experiment: Experiment) -> int:
     """GPUs of an experiment with `[rl]`, those of its engines among them."""
-    if experiment.gpus is not None:
-        return experiment.gpus
-    cluster = Simulator().cluster(experiment.cluster)
-    return (experiment.nodes or 1) * cluster.gpus_per_node
+    return gpus_of(experiment, Simulator().cluster(experiment.cluster))
 
 
-def turned_numbers(table: RlTable) -> Iterator[tuple[str, float, bool]]:
+def turned_numbers(table: BaseModel, prefix: str = "rl") -> Iterator[tuple[str, float, bool]]:
     """The numbers of `[rl]` that the file states: key, value, and whether it has to be whole."""
-    yield from _numbers(table, "rl")
-
-
-def _numbers(table: BaseModel, prefix: str) -> Iterator[tuple[str, float, bool]]:
     for name in type(table).model_fields:
         value = getattr(table, name)
         if name not in table.model_fields_set or name in _UNTURNED:
             continue
         if isinstance(value, BaseModel):
-            yield from _numbers(value, f"{prefix}.{name}")
+            yield from turned_numbers(value, f"{prefix}.{name}")
         elif isinstance(value, int | float) and not isinstance(value, bool) and value:
             yield f"{prefix}.{name}", value, isinstance(value, int)
 

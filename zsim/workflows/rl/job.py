@@ -200,7 +200,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
             )
         bare = defaults.apply(bare)
     cluster = simulator.cluster(experiment.cluster)
-    total_gpus = _total_gpus(experiment, cluster)
+    total_gpus = gpus_of(experiment, cluster)
     is_listed = experiment.placement.gpus_per_node is not None
     rollout_gpus, training_gpus = _gpus(table, total_gpus, total_gpus if is_listed else cluster.gpus_per_node)
     update_base = simulator.job(bare if training_gpus == total_gpus else _trainer_on(bare, training_gpus))
@@ -418,7 +418,7 @@ def _reward_job(
     return packed_job(simulator.job(experiment), batch, forward_only=True)
 
 
-def _total_gpus(experiment: Experiment, cluster: Cluster) -> int:
+def gpus_of(experiment: Experiment, cluster: Cluster) -> int:
     """GPUs of the job, those of its engines among them."""
     if experiment.gpus is not None:
         return experiment.gpus

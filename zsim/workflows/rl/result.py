@@ -207,12 +207,16 @@ class RlResult(Displayable):
 
     @property
     def remedies(self) -> list[str]:
-        """Sentences that name the keys with which the phases fit that do not."""
+        """Sentences that name the keys with which the phases fit that do not, or likely do not."""
+        on_host = [name for name, phase in self.host_memory.items() if phase.total > self.host_capacity_bytes]
+        unlikely = {name for name, verdict in self.verdicts.items() if not verdict.is_likely} - {*on_host}
         return [
             *(
                 sentence
                 for name, phase in self.memory.items()
-                for sentence in remedies(self.job, {name: phase}, self.phase_capacity_bytes(name))
+                for sentence in remedies(
+                    self.job, {name: phase}, self.phase_capacity_bytes(name), unlikely=unlikely
+                )
             ),
             *remedies(self.job, self.host_memory, self.host_capacity_bytes, is_host=True),
         ]
