@@ -430,6 +430,16 @@ def test_an_engine_is_the_one_that_is_said() -> None:
     assert trtllm.pricer().launch_seconds > vllm.pricer().launch_seconds
 
 
+def test_sglangs_graphs_are_of_decoding_and_of_no_more_sequences_than_it_captures() -> None:
+    """Up to 256 on an H100 with less than 4 tensor ranks: 257 sequences are launched kernel by kernel."""
+    vllm, sglang = (resolved(framework="verl", rollout={"engine": name}) for name in ("vllm", "sglang"))
+    assert [job.pricer().max_graph for job in (vllm, sglang)] == [512, 256]
+    few, many = (sglang.pricer().seconds(count, 300 * count) for count in (256, 257))
+    assert many > 1.3 * few
+    wide = resolved(framework="verl", rollout={"engine": "sglang", "tensor": 4})
+    assert wide.pricer().max_graph == 512
+
+
 def test_an_engine_has_the_bounds_that_its_framework_gives_it() -> None:
     """AReaL 4aef98d8 cli_args.py: 256 sequences of vLLM, and SGLang's 32,768 tokens of prompts."""
     asked = {name: resolved(framework="areal", placement="split", rollout={"engine": name}).limits

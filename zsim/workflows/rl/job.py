@@ -25,10 +25,9 @@ from zsim.workflows.rl.framework import (
 )
 from zsim.workflows.rl.packing import PackedBatch, SampleBatching, batch_notes
 from zsim.workflows.rl.samples import Samples, check_size, draw_samples
-from zsim.workflows.rollout.engine import Engine, engine_of, tensor_all_reduce
+from zsim.workflows.rollout.engine import Engine, engine_of, largest_graph, tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits, static_limits
 
-MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -170,7 +169,9 @@ class RlJob:
             self.model,
             gpu,
             self.engine.loop_host if self.framework.returns_logprobs else self.engine.host,
-            max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
+            max_graph=min(
+                largest_graph(self.engine, gpu, self.model.layout.tensor), 2 * self.limits.max_num_seqs
+            ),
             uses_graphs=not self.enforces_eager,
             launch_seconds=EAGER_KERNEL_SECONDS
             if self.enforces_eager or not self.engine.captures_prompts
