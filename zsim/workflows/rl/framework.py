@@ -158,7 +158,8 @@ class RlFramework:
     has_reference: bool = True
     """A reference pass unless the experiment says otherwise."""
     recomputes_logprobs: bool = True
-    """A pass for the old log-probabilities even where every rollout is one update."""
+    """A pass for the old log-probabilities unless the experiment says otherwise. Else the engine's are
+    taken, however many updates a rollout has (AReaL 4aef98d8 areal/api/cli_args.py `recompute_logprob`)."""
     static_balance: bool = True
     """Requests are dealt out to replicas beforehand."""
     enforces_eager: bool = False

@@ -470,7 +470,7 @@ def _recomputes_logprobs(table: RlTable, framework: RlFramework, updates: int) -
         )
     if table.old_logprobs is not None:
         return table.old_logprobs == "recomputed"
-    return framework.recomputes_logprobs or updates > 1
+    return framework.recomputes_logprobs
 
 
 def _transport(table: RlTable, framework: RlFramework) -> Transport:
