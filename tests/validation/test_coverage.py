@@ -53,7 +53,7 @@ def test_misses_lie_on_both_sides(judged: list[JudgedRun]) -> None:
 
 
 def test_half_the_intervals_are_narrower_than_three_eighths_each_way(judged: list[JudgedRun]) -> None:
-    """The trade against coverage that docs/accuracy.md publishes, over all runs and over those of one node."""
+    """The trade against coverage that docs/accuracy.md publishes, over all runs and those of one node."""
     assert there(coverage_of(judged)).half_width <= 0.375
     assert there(coverage_of(judged, lambda job: not job.is_several)).half_width <= 0.375
 

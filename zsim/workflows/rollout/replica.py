@@ -223,7 +223,7 @@ class Replica:
         return chunks
 
     def _next_chunk(self, request: SampleRequest, budget: int) -> tuple[SampleRequest, PromptChunk]:
-        """What of a request the next iteration computes. With its end others find its prompt."""
+        """The tokens of a request that the next iteration computes. With its end others find its prompt."""
         chunk = PromptChunk(min(budget, request.length - request.computed), request.computed)
         if request.computed + chunk.new_tokens == request.length:
             self._keep_prefix(request)
