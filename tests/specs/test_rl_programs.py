@@ -494,7 +494,7 @@ def test_openrlhfs_responses_have_a_cap_of_their_own_by_either_name() -> None:
     found = launched(command)
     assert there(found.rl).lengths.max_response == 8192
     assert any("algo.dynamic_filtering: left out: rl.sampling_rounds" in note for note in found.notes)
-    assert launched(f"{command} --async_train --partial_rollout").rl.partial_rollout
+    assert there(launched(f"{command} --async_train --partial_rollout").rl).partial_rollout
 
 
 def test_verls_engine_says_the_ranks_of_a_sequence_before_the_actor_does() -> None:

@@ -149,8 +149,8 @@ def test_kept_axes_stay() -> None:
     layouts = tune_rollout(experiment(placement="async"), keep=kept, simulator=simulator())
     assert {one.placement for one in layouts.candidates} == {"async"}
     assert sorted(one.result.job.rollout_gpus for one in layouts.candidates) == [1, 2, 3, 4, 5, 6, 7]
-    kept = ("placement", "split", "engine", "utilization")
-    trainers = tune_rollout(experiment(), keep=kept, simulator=simulator()).candidates
+    others = ("placement", "split", "engine", "utilization")
+    trainers = tune_rollout(experiment(), keep=others, simulator=simulator()).candidates
     assert {one.result.job.transport for one in trainers} > {"ipc", "reshard"}
     assert {one.result.job.micro_batch_room for one in trainers} == {2048, 4096, 8192}
     with pytest.raises(InputError, match="did you mean 'split'"):

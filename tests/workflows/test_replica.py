@@ -123,6 +123,8 @@ def test_samples_that_start_together_compute_the_prompt_once(caches: bool) -> No
     _, log = run(requests([10] * 4, prompt=160, group_size=4), limits)
     assert log.prefill_tokens == (160 + 3 * 16 if caches else 4 * 160)
     assert log.blocks[-1] == 0
+    _, apart = run(requests([10] * 4, prompt=160, group_size=4), replace(limits, shares_at_once=False))
+    assert apart.prefill_tokens == 4 * 160  # as SGLang
 
 
 def test_one_sample_of_each_prompt_shares_nothing() -> None:

@@ -537,7 +537,7 @@ def _limits(
                 )
         size = rollout.max_num_seqs or trainer.training.micro_batch_size * rollout.tensor
         return static_limits(size, trainer.training.sequence_length)
-    return engine_limits(
+    limits = engine_limits(
         model,
         cluster.gpu,
         rollout.gpu_memory_utilization or framework.memory_utilization[table.placement],
@@ -546,6 +546,7 @@ def _limits(
         prefix_caching=rollout.prefix_caching,
         reserves_responses=engine.reserves_responses,
     )
+    return replace(limits, shares_at_once=engine.shares_at_once)
 
 
 def _enforces_eager(table: RlTable, framework: RlFramework, serves_adapters: bool) -> bool:

@@ -30,6 +30,8 @@ class Engine:
     """See [Note: reserved answers] of `zsim.workflows.rollout.replica`."""
     captures_prompts: bool = True
     """CUDA graphs of the parts between attention serve iterations with prompts too."""
+    shares_at_once: bool = True
+    """See [Note: shared prompts] of `zsim.workflows.rollout.replica`."""
 
 
 _SERVED = HostRates(1e-3, 8e-6, is_overlapped=True)
@@ -47,7 +49,7 @@ ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
         Engine("vllm", 1024, 8192, _SERVED, _LOOP),
-        Engine("sglang", 1024, 8192, _SERVED, _SERVED, captures_prompts=False),
+        Engine("sglang", 1024, 8192, _SERVED, _SERVED, captures_prompts=False, shares_at_once=False),
         Engine("trtllm", 2048, 8192, _SERVED, _LOOP, reserves_responses=True, captures_prompts=False),
         Engine("generate", 1024, 32768, _GENERATE, _GENERATE),
     )

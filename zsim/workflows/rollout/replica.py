@@ -17,8 +17,9 @@ default).
 [Note: shared prompts] With prefix caching the full blocks of a prompt are kept once for all requests of its
 group on a replica, and later requests read them there. vLLM enters them into its table when it schedules
 them, so that requests of a group that start in one iteration compute the prompt once (0.11
-v1/core/kv_cache_manager.py `allocate_slots`). SGLang and TensorRT-LLM let the others wait for an iteration
-(SGLang's `in_batch_prefix_caching`, TensorRT-LLM's `beneficialToSkip`), which is not told apart.
+v1/core/kv_cache_manager.py `allocate_slots`). TensorRT-LLM lets the others wait for an iteration
+(capacityScheduler.cpp `beneficialToSkip`), which is not told apart. SGLang does so under its policy "lpm"
+alone (srt/managers/schedule_policy.py), and under its default each computes the prompt.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ class Replica:
     def _next_chunk(self, request: SampleRequest, budget: int) -> tuple[SampleRequest, PromptChunk]:
         """The tokens of a request that the next iteration computes. With its end others find its prompt."""
         chunk = PromptChunk(min(budget, request.length - request.computed), request.computed)
-        if request.computed + chunk.new_tokens == request.length:
+        if self.limits.shares_at_once and request.computed + chunk.new_tokens == request.length:
             self._keep_prefix(request)
         return request, chunk
 
@@ -303,6 +304,7 @@ class Replica:
             if request.computed < request.length:
                 self._partial = request
             else:
+                self._keep_prefix(request)
                 request.first_seconds = request.first_seconds or self.env.now
                 starting.append(request)
         self._join(starting)
