@@ -485,6 +485,30 @@ def test_openrlhfs_ppo_is_the_actors_update() -> None:
         launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --bf16 --ring_attn_size 2")
 
 
+def test_openrlhfs_responses_have_a_cap_of_their_own_by_either_name() -> None:
+    command = (
+        "python3 -m openrlhf.cli.train_ppo_ray --actor_num_gpus_per_node 8 --vllm_num_engines 8 --bf16 "
+        "--colocate_all_models --advantage_estimator reinforce_baseline --micro_train_batch_size 1 "
+        "--pretrain Qwen/Qwen3-8B --max_len 9216 --max_new_tokens 8192 --dynamic_filtering"
+    )
+    found = launched(command)
+    assert there(found.rl).lengths.max_response == 8192
+    assert any("algo.dynamic_filtering: left out: rl.sampling_rounds" in note for note in found.notes)
+    assert there(launched(f"{command} --async_train --partial_rollout").rl).partial_rollout
+
+
+def test_verls_engine_says_the_ranks_of_a_sequence_before_the_actor_does() -> None:
+    command = (
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+    )
+    key = "ulysses_sequence_parallel_size"
+    assert launched(f"{command} actor_rollout_ref.actor.{key}=2").parallelism.context == 2
+    own = launched(f"{command} actor_rollout_ref.actor.fsdp_config.{key}=4")
+    assert own.parallelism.context == 4
+    assert not any(key in note for note in own.notes)
+
+
 def test_verls_reward_model_scores_and_dapo_draws_more_prompts_than_it_trains_on() -> None:
     """512 prompts are trained on. Without a filter all that are drawn are."""
     scored = launched(

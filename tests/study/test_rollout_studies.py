@@ -98,13 +98,22 @@ def test_turned_batches_divide() -> None:
         "rl.prompts_per_step": 19, "rl.mini_batch_samples": 76,
     }  # fmt: skip
     assert changed_numbers(table, "rl.mini_batch_samples", 1.2) == {"rl.mini_batch_samples": 64}
+    assert "rl.mini_batch_samples" not in {turned.name for turned in rollout_variations(table, 0.2)}
 
 
 def test_the_best_layout_is_the_fastest_of_those_simulated() -> None:
     """And no layout is simulated twice."""
     layouts = [
-        (one.placement, one.result.job.rollout_gpus, one.result.job.model.layout.gpus, one.result.job.limits)
+        (
+            one.placement,
+            job.rollout_gpus,
+            job.model.layout.gpus,
+            job.limits,
+            job.micro_batch_room,
+            job.transport,
+        )
         for one in tuned().candidates
+        for job in [one.result.job]
     ]
     assert len(set(layouts)) == len(layouts)
     fitting = [one.seconds for one in tuned().candidates if one.result.fits]
@@ -136,10 +145,13 @@ def test_the_options_of_the_best_lead_to_it() -> None:
 
 
 def test_kept_axes_stay() -> None:
-    layouts = tune_rollout(
-        experiment(placement="async"), keep=("placement", "engine", "utilization"), simulator=simulator()
-    )
+    kept = ("placement", "engine", "utilization", "micro-batch", "sync")
+    layouts = tune_rollout(experiment(placement="async"), keep=kept, simulator=simulator())
     assert {one.placement for one in layouts.candidates} == {"async"}
     assert sorted(one.result.job.rollout_gpus for one in layouts.candidates) == [1, 2, 3, 4, 5, 6, 7]
+    others = ("placement", "split", "engine", "utilization")
+    trainers = tune_rollout(experiment(), keep=others, simulator=simulator()).candidates
+    assert {one.result.job.transport for one in trainers} > {"ipc", "reshard"}
+    assert {one.result.job.micro_batch_room for one in trainers} == {2048, 4096, 8192}
     with pytest.raises(InputError, match="did you mean 'split'"):
         tune_rollout(experiment(), keep=("splits",))

@@ -22,7 +22,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.workflows.rl.framework import Offloads
 from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
-from zsim.workflows.rl.memory import host_memory_by_phase, memory_by_phase
+from zsim.workflows.rl.memory import host_memory_by_phase, memory_by_phase, remedies
 from zsim.workflows.rl.phases import model_bytes, num_tensors, phase_times, sync_seconds
 from zsim.workflows.rl.result import RlResult, phase_spread, simulate_rl
 from zsim.workflows.rl.samples import draw_samples
@@ -348,3 +348,11 @@ def test_a_pass_for_log_probabilities_takes_between_a_quarter_and_half_of_an_upd
         for value in (True, False)
     )
     assert updated / 4 < passed < updated / 2
+
+
+def test_a_phase_that_fits_in_less_than_half_of_all_cases_names_what_helps() -> None:
+    result = result_of()
+    phases = {"training": result.memory["training"]}
+    assert not list(remedies(result.job, phases, 10**12))
+    (sentence,) = remedies(result.job, phases, 10**12, unlikely={"training"})
+    assert sentence.startswith("training may need more: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -113,6 +114,17 @@ def test_no_sample_is_older_than_allowed(staleness: int) -> None:
         weight_sync=0.5,
     )
     assert 0 <= step.mean_staleness <= step.max_staleness <= staleness
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_as_many_prompts_of_prime_rl_run_as_a_step_has(staleness: int) -> None:
+    """16 prompts of 8 samples on engines with room for all, however far ahead of the trainer they may run."""
+    job = resolved(framework="prime-rl", placement="async", max_staleness=staleness)
+    step = looped(job, training=1.0)
+    assert job.max_prompts_in_flight == 16
+    assert sum(max(log.running) for log in step.logs) <= 2 * 16 * 8  # with all that may start 512 or more
+    nemo = resolved(placement="async", max_staleness=staleness)
+    assert nemo.max_prompts_in_flight == staleness * 16
 
 
 def test_a_fraction_of_a_step_lies_between_its_neighbours() -> None:
@@ -366,6 +378,14 @@ def test_defaults_of_the_framework_are_said_and_never_replace_what_the_file_stat
     assert job.update_job.training.activation_checkpointing == "none"
     assert not any("activation_checkpointing" in note for note in job.notes)
     assert any("training.gradient_accumulation_steps = 4 does not count" in note for note in job.notes)
+
+
+def test_the_text_says_how_old_and_how_many_samples_are_trained_on() -> None:
+    """With 4 of 16 prompts more, whose responses are the longest."""
+    lost = " ".join(simulate_rl(experiment(over_sampling=1.25), simulator()).lines())
+    assert re.search(r"[1-4]\d % of the generated tokens are dropped\.", lost)
+    late = " ".join(simulate_rl(experiment(placement="async"), simulator()).lines())
+    assert "Samples are 1.0 versions older than the policy in the mean, at most 1." in late
 
 
 def test_three_lines_are_the_verdict_the_step_and_the_hours() -> None:

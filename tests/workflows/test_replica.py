@@ -116,9 +116,15 @@ def test_a_prompt_is_computed_once_for_samples_that_come_later(caches: bool) -> 
     assert log.cached_tokens == (3 * 144 if caches else 0)
 
 
-def test_samples_that_start_together_each_compute_the_prompt() -> None:
-    _, log = run(requests([10] * 4, prompt=160, group_size=4))
-    assert log.prefill_tokens == 4 * 160
+@pytest.mark.parametrize("caches", [True, False])
+def test_samples_that_start_together_compute_the_prompt_once(caches: bool) -> None:
+    """In one iteration the first computes 160 tokens, and the others the 16 of the last block alone."""
+    limits = EngineLimits(256, 16384, 10**6, caches)
+    _, log = run(requests([10] * 4, prompt=160, group_size=4), limits)
+    assert log.prefill_tokens == (160 + 3 * 16 if caches else 4 * 160)
+    assert log.blocks[-1] == 0
+    _, apart = run(requests([10] * 4, prompt=160, group_size=4), replace(limits, shares_at_once=False))
+    assert apart.prefill_tokens == 4 * 160  # as SGLang
 
 
 def test_one_sample_of_each_prompt_shares_nothing() -> None:

@@ -35,6 +35,35 @@ def test_more_prompts_than_needed_end_the_rollout_earlier_and_lose_tokens() -> N
     assert more.dropped_tokens > 0 == plain.dropped_tokens
 
 
+def test_a_step_with_over_sampling_trains_on_the_prompts_that_end_first() -> None:
+    """Those whose longest response is the shortest of all that are started, as in the loop, unless the
+    others go on in the next step.
+    """
+    job = resolved(over_sampling=1.5)
+    trained = looped(job).requests
+    assert job.samples.responses.sum() == pytest.approx(sum(r.response_tokens for r in trained), rel=0.02)
+    assert job.samples.responses.shape == resolved().samples.responses.shape
+    assert job.samples.responses.sum() < 0.9 * resolved().samples.responses.sum()
+    continued = resolved(over_sampling=1.5, partial_rollout=True)
+    assert continued.samples.responses.sum() == resolved().samples.responses.sum()
+
+
+def test_what_a_step_does_not_depend_on_is_named() -> None:
+    job = resolved(placement="split", offload={"optimizer": True}, rollout={"acceptance": 0.5})
+    notes = " ".join(job.notes)
+    assert "rl.offload.optimizer: no effect without placement 'colocated'" in notes
+    assert "rl.rollout.acceptance: no effect without draft_tokens" in notes
+    assert "no effect" not in " ".join(resolved(offload={"optimizer": True}).notes)
+    with pytest.raises(InputError, match=r"rl\.rollout\.expert: found 2, but llama-3.2-1b has no experts"):
+        resolved(rollout={"expert": 2})
+
+
+def test_steps_between_syncs_make_samples_older() -> None:
+    """Every third step gets new weights: its samples are 0, 1 and 2 versions old."""
+    step = looped(resolved(sync={"every": 3}))
+    assert (step.mean_staleness, step.max_staleness) == (1.0, 2)
+
+
 def test_generated_tokens_are_trained_on_or_dropped() -> None:
     """Aborted responses keep what they have, which is what is dropped."""
     step = looped(resolved(over_sampling=1.5))
@@ -399,6 +428,16 @@ def test_an_engine_is_the_one_that_is_said() -> None:
     assert trtllm.limits.reserves_responses
     assert not vllm.limits.reserves_responses
     assert trtllm.pricer().launch_seconds > vllm.pricer().launch_seconds
+
+
+def test_sglangs_graphs_are_of_decoding_and_of_no_more_sequences_than_it_captures() -> None:
+    """Up to 256 on an H100 with less than 4 tensor ranks: 257 sequences are launched kernel by kernel."""
+    vllm, sglang = (resolved(framework="verl", rollout={"engine": name}) for name in ("vllm", "sglang"))
+    assert [job.pricer().max_graph for job in (vllm, sglang)] == [512, 256]
+    few, many = (sglang.pricer().seconds(count, 300 * count) for count in (256, 257))
+    assert many > 1.3 * few
+    wide = resolved(framework="verl", rollout={"engine": "sglang", "tensor": 4})
+    assert wide.pricer().max_graph == 512
 
 
 def test_an_engine_has_the_bounds_that_its_framework_gives_it() -> None:

@@ -235,7 +235,7 @@ def tune(
     torchtitan TOML. Without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
 
     With [rl]: the placement, the GPUs of the rollout, the ranks of its engines and their part of the memory
-    (--keep placement, split, engine, utilization).
+    (--keep placement, split, engine, utilization, micro-batch, sync).
     """
     from zsim.study.tune.framework import usual_kinds
     from zsim.study.tune.tune import tune as find_best

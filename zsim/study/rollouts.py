@@ -6,8 +6,9 @@ the seconds, memory and verdict of the whole step in their place, and `rl.` colu
 The best layout of a step of reinforcement learning: colocated or apart, GPUs of the rollout, its engine.
 
 For each placement that the framework has, the split of the GPUs is tried first, then the ranks of an engine,
-then the part of the memory that it takes, each with the best of the choices before it. The batch and the
-trainer's tables stay, so that every answer trains on as many samples.
+then the part of the memory that it takes, the tokens of a micro-batch, and the way of new weights, each with
+the best of the choices before it. The rest of the trainer stays, so that every answer trains on as many
+samples.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_seconds
 from zsim.validated.verdict import verdict_content
 from zsim.workflows.rl.framework import workflow_of
+from zsim.workflows.rl.job import gpus_of
 from zsim.workflows.rl.result import RlResult, simulate_rl
 
 OF_UPDATES = (
@@ -111,24 +113,17 @@ def resize_rollout(experiment: Experiment, gpus: int, mode: str) -> Experiment:
 
 def total_gpus(experiment: Experiment) -> int:
     """GPUs of an experiment with `[rl]`, those of its engines among them."""
-    if experiment.gpus is not None:
-        return experiment.gpus
-    cluster = Simulator().cluster(experiment.cluster)
-    return (experiment.nodes or 1) * cluster.gpus_per_node
+    return gpus_of(experiment, Simulator().cluster(experiment.cluster))
 
 
-def turned_numbers(table: RlTable) -> Iterator[tuple[str, float, bool]]:
+def turned_numbers(table: BaseModel, prefix: str = "rl") -> Iterator[tuple[str, float, bool]]:
     """The numbers of `[rl]` that the file states: key, value, and whether it has to be whole."""
-    yield from _numbers(table, "rl")
-
-
-def _numbers(table: BaseModel, prefix: str) -> Iterator[tuple[str, float, bool]]:
     for name in type(table).model_fields:
         value = getattr(table, name)
         if name not in table.model_fields_set or name in _UNTURNED:
             continue
         if isinstance(value, BaseModel):
-            yield from _numbers(value, f"{prefix}.{name}")
+            yield from turned_numbers(value, f"{prefix}.{name}")
         elif isinstance(value, int | float) and not isinstance(value, bool) and value:
             yield f"{prefix}.{name}", value, isinstance(value, int)
 
@@ -155,8 +150,9 @@ def changed_numbers(table: RlTable, key: str, factor: float) -> Mapping[str, Any
     return changes
 
 
-AXES = ("placement", "split", "engine", "utilization")
+AXES = ("placement", "split", "engine", "utilization", "micro-batch", "sync")
 _UTILIZATIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
+_MICRO_BATCHES = (0.5, 2, 4)
 _SPLITS = 8  # parts of the GPUs of which the rollout gets one to seven
 
 
@@ -322,7 +318,10 @@ class _Search:
             best = self._best(changes, "split", self._splits(placement))
             best = self._best(best, "engine", self._engines())
             shares = _UTILIZATIONS if framework.memory_utilization else ()
-            self._best(best, "utilization", [{"rl.rollout.gpu_memory_utilization": x} for x in shares])
+            best = self._best(best, "utilization", [{"rl.rollout.gpu_memory_utilization": x} for x in shares])
+            best = self._best(best, "micro-batch", self._micro_batches())
+            ways = [way for way in framework.syncs if way != "ipc" or placement == "colocated"]
+            self._best(best, "sync", [{"rl.sync.transport": way} for way in ways] if len(ways) > 1 else [])
 
     def _splits(self, placement: str) -> list[dict[str, Any]]:
         if placement == "colocated":
@@ -333,6 +332,13 @@ class _Search:
     def _engines(self) -> list[dict[str, Any]]:
         most = self.simulator.cluster(self.experiment.cluster).gpus_per_node
         return [{"rl.rollout.tensor": 2**power} for power in range(most.bit_length()) if 2**power <= most]
+
+    def _micro_batches(self) -> list[dict[str, Any]]:
+        """Half, twice and four times the tokens, or the samples, of a micro-batch."""
+        tokens = self.table.micro_batch_tokens
+        key = "training.micro_batch_size" if tokens is None else "rl.micro_batch_tokens"
+        size = tokens or self.experiment.training.micro_batch_size or 1
+        return [{key: int(size * factor)} for factor in _MICRO_BATCHES if size * factor >= 1]
 
     def _best(
         self, start: Mapping[str, Any], axis: str, choices: Sequence[Mapping[str, Any]]
@@ -364,8 +370,10 @@ class _Search:
     def _key(self, changes: Mapping[str, Any]) -> str:
         """The layout in options, with the framework's default where neither the changes nor the file say."""
         placement = changes.get("rl.placement", self.table.placement)
-        default = workflow_of(self.table.framework).memory_utilization.get(placement)
+        framework = workflow_of(self.table.framework)
+        default = framework.memory_utilization.get(placement)
         layout: dict[str, Any] = {"rl.placement": placement}
+        layout["rl.sync.transport"] = self.table.sync.transport or framework.transports[placement]
         if placement != "colocated":
             layout["rl.rollout.gpus"] = self.gpus // 2
         layout["rl.rollout.tensor"] = self.table.rollout.tensor
@@ -373,8 +381,8 @@ class _Search:
             layout["rl.rollout.gpu_memory_utilization"] = default
         stated = {f"rl.rollout.{name}": getattr(self.table.rollout, name)
                   for name in ("gpus", "gpu_memory_utilization")}  # fmt: skip
-        for source in (stated, changes):
-            layout |= {name: value for name, value in source.items() if name in layout and value is not None}
+        layout |= {name: value for name, value in stated.items() if name in layout and value is not None}
+        layout |= {name: value for name, value in changes.items() if value is not None}
         return " ".join(f"{name}={value}" for name, value in layout.items())
 
 
@@ -389,6 +397,10 @@ def _layout_label(candidate: RolloutCandidate) -> str:
     utilization = job.table.rollout.gpu_memory_utilization
     if utilization is not None:
         phrases.append(f"{utilization:g} of the memory")
+    if any("micro_batch" in key for key in candidate.changes):
+        phrases.append(f"micro-batches of {job.micro_batch_room:,} tokens")
+    if candidate.changes.get("rl.sync.transport"):
+        phrases.append(f"new weights by '{job.transport}'")
     return ", ".join(phrases)
 
 

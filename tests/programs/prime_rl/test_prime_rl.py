@@ -187,6 +187,17 @@ def test_rollouts_have_the_orchestrators_length(tmp_path: Path) -> None:
     assert "not read: trainer.model.attn" not in notes_of(experiment)
 
 
+def test_a_groups_older_name_is_read_and_rollouts_that_run_at_once_are_named(tmp_path: Path) -> None:
+    """256 rollouts in groups of 16 are 16 prompts (configs/orchestrator.py, `AliasChoices`)."""
+    text = RL.replace("group_size = 16", "rollouts_per_example = 16\nmax_inflight_rollouts = 512")
+    experiment = read(tmp_path, text)
+    table = there(experiment.rl)
+    assert (table.prompts_per_step, table.samples_per_prompt) == (16, 16)
+    assert "max_inflight_rollouts: left out: 256 rollouts, those of a step, run at once" in notes_of(
+        experiment
+    )
+
+
 def test_vllms_arguments_are_read_from_their_table_and_from_the_older_place(tmp_path: Path) -> None:
     """Two nodes of 8 GPUs that generate are 16, and one with a replica more of each 32."""
     table = """

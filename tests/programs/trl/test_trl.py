@@ -431,8 +431,11 @@ def test_engines_have_gpus_of_their_own_before_trl_1(tmp_path: Path) -> None:
     assert there(experiment.rl).placement == "split"
     assert "vllm_mode server, the default before TRL 1.0" in notes_of(experiment)
     assert there(experiment.rl).reference == "none"
-    oldest = read_text(tmp_path, f"{text}use_vllm: true\nvllm_device: auto\n")  # beta was 0.04 until 0.19
+    memory = "use_vllm: true\nvllm_gpu_memory_utilization: 0.7\n"
+    assert there(read_text(tmp_path, text + memory).rl).rollout.gpu_memory_utilization is None  # the server's
+    oldest = read_text(tmp_path, f"{text}{memory}vllm_device: auto\n")  # beta was 0.04 until 0.19
     assert there(oldest.rl).reference == "resident"
+    assert there(oldest.rl).rollout.gpu_memory_utilization == 0.7
 
 
 @pytest.mark.parametrize(

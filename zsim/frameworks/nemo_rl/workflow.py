@@ -57,7 +57,7 @@ WORKFLOW = RlFramework(
     },
     algorithms=("grpo", "ppo", "dapo", "rloo"),
     merges_adapters=True,
-    limits_prompts_in_flight=True,
+    in_flight="staleness",
     runs_engines_by_ray=True,
     pads_for_stages=True,
     padding="rollout",

@@ -14,7 +14,9 @@ from zsim.workflows.rl.framework import (
 SOURCES = {
     "defaults": "prime-rl 559b4477 packages/prime-rl-configs/src/prime_rl/configs",
     "syncs": "by a shared file system unless told otherwise; 3 GB/s is assumed, and broadcasts as verl's",
-    "loop": "groups that get older than max_off_policy_steps are cancelled, the others go on over updates",
+    "loop": "groups that get older than max_off_policy_steps are cancelled, the others go on over updates; "
+    "as many rollouts run as a step has, and batches end at most that many steps ahead of the trainer "
+    "(configs/orchestrator.py `max_inflight_rollouts`, orchestrator/orchestrator.py `update_dispatch_gate`)",
     "adapters": "all weights are of `optimization_dtype`, fp32 (src/prime_rl/trainer/model.py)",
     "controllers": "assumed: an orchestrator beside the trainer",
 }
@@ -37,5 +39,6 @@ WORKFLOW = RlFramework(
     has_reference=False,
     recomputes_logprobs=False,
     continues_rollouts=True,
+    in_flight="step",
     sources=SOURCES,
 )

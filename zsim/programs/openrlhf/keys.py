@@ -90,7 +90,9 @@ RENAMED = {
     "actor.gradient_checkpointing_reentrant": "model.gradient_checkpointing_reentrant",
     "deepcompile": "ds.deepcompile", "rollout_batch_size": "rollout.batch_size",
     "n_samples_per_prompt": "rollout.n_samples_per_prompt", "max_epochs": "train.max_epochs",
-    "generate_max_len": "rollout.max_new_tokens", "colocate_all_models": "train.colocate_all",
+    "generate_max_len": "rollout.max_new_tokens", "max_new_tokens": "rollout.max_new_tokens",
+    "partial_rollout": "train.partial_rollout_enable", "async_queue_size": "train.async_queue_size",
+    "dynamic_filtering": "algo.dynamic_filtering_enable", "colocate_all_models": "train.colocate_all",
     "async_train": "train.async_enable", "vllm_num_engines": "vllm.num_engines",
     "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
     "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
@@ -112,10 +114,7 @@ IDLE = silent_keys(
     ckpt_path save_steps logging_steps eval_steps max_epochs max_samples dataset input_key output_key
     apply_chat_template input_template use_wandb bf16 local_rank use_ms flash_attn load_checkpoint actor
     ref_num_nodes ref_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node reward_num_nodes
-    reward_num_gpus_per_node vllm_num_engines vllm_tensor_parallel_size vllm_gpu_memory_utilization
-    vllm_sync_backend colocate_all_models rollout_batch_size micro_rollout_batch_size n_samples_per_prompt
-    prompt_max_len generate_max_len prompt_data remote_rm_url reward_pretrain init_kl_coef gamma
-    advantage_estimator normalize_reward vllm_enable_sleep deepspeed_enable_sleep label_key
-    actor_learning_rate critic_learning_rate num_episodes use_kl_loss kl_estimator
+    reward_num_gpus_per_node vllm_sync_backend micro_rollout_batch_size prompt_max_len prompt_data gamma
+    normalize_reward label_key actor_learning_rate critic_learning_rate num_episodes use_kl_loss kl_estimator
     """
 )

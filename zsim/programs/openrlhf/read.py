@@ -138,6 +138,8 @@ def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:
         file.settings |= {"gpus": training_gpus + gpus}
         file.settings.pop("nodes")
     prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
+    if keys.values.get("algo.dynamic_filtering_enable", False) or keys.values.get("algo.dynamic_filtering"):
+        file.note("algo.dynamic_filtering: left out: rl.sampling_rounds says how many rollouts a step takes")
     sleeps, is_dynamic = keys.get("ds.enable_sleep", False), keys.get("train.dynamic_batch_enable", False)
     set_rollout(
         file,

@@ -26,6 +26,8 @@ _OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd_momentum"}
 _OF_RL = ("orchestrator", "trainer", "inference")
 _SHARED = ("model", "optim")  # of a file of SFT, or of the trainer alone
 _ROLLOUTS = 128  # of a step
+_OLDER_GROUP = "rollouts_per_example"  # still another name of `group_size`
+_IN_FLIGHT = "oversampling_factor", "max_inflight_rollouts"
 _CHUNK = 8192  # tokens, of the head and the loss
 _EXPERT_RANKS = 8  # at most, with ep = "auto"
 # Adapters' targets by default, of which these are in no dense model.
@@ -68,11 +70,16 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
 
 
 def _merge_trainer(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with the trainer's below `trainer`, into which the top level's `model` is written."""
+    """The tables with the trainer's below `trainer`, into which the top level's `model` is written, and a
+    group's older name as today's."""
     trainer = dict(data.get("trainer") or {})
     for name in _SHARED:
         trainer[name] = {**(data.get(name) or {}), **(trainer.get(name) or {})}
-    return {**{key: value for key, value in data.items() if key != "optim"}, "trainer": trainer}
+    tables = {key: value for key, value in data.items() if key != "optim"}
+    if isinstance(loop := data.get("orchestrator"), Mapping) and _OLDER_GROUP in loop:
+        others = {key: value for key, value in loop.items() if key != _OLDER_GROUP}
+        tables["orchestrator"] = {"group_size": loop[_OLDER_GROUP], **others}
+    return {**tables, "trainer": trainer}
 
 
 def _refuse_others(keys: FileValues) -> None:
@@ -250,6 +257,8 @@ def _read_rollout(keys: FileValues) -> None:
     if rollouts % samples:
         skip_rollout(file, f"{rollouts} rollouts are no whole groups of {samples}", update)
         return
+    if name := next((name for name in _IN_FLIGHT if keys.has(f"orchestrator.{name}")), None):
+        file.note(f"orchestrator.{name}: left out: {rollouts:,} rollouts, those of a step, run at once")
     prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
     transport = keys.get("weight_broadcast.type", "filesystem")
     file.rollout_gpus = gpus

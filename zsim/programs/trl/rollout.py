@@ -17,7 +17,8 @@ _PROMPT, _COMPLETION = 512, 512
 # Trainer -> completions of a prompt, and the weight of the reference, where a file has neither.
 ROLLOUTS = {"grpo": (8, 0.0), "rloo": (2, 0.05)}
 # Keys of releases before 0.18 (a8cfca6d), whose GRPO had a reference where nothing is said (7359ddcc, 0.19).
-_REFERENCE_MARKS, _OLDER_BETA = ("vllm_device", "vllm_dtype", "vllm_max_model_len"), 0.04
+_OLDER_DEVICE = "vllm_device"  # of an engine that the trainer itself starts on a GPU beside its own
+_REFERENCE_MARKS, _OLDER_BETA = (_OLDER_DEVICE, "vllm_dtype", "vllm_max_model_len"), 0.04
 _MODES = ("colocate", "server")
 _UPDATE = "of completions at their longest"
 
@@ -122,7 +123,7 @@ def _set_rollout(
             "old_logprobs": "recomputed" if needs_logprobs else "skipped",
             "rollout.tensor": None if is_server else tensor,
             "rollout.gpu_memory_utilization": None
-            if is_server
+            if is_server and not values.has(_OLDER_DEVICE)
             else values.number("vllm_gpu_memory_utilization"),
             "rollout.max_num_seqs": None if is_server else per_gpu * tensor * steps,
             "offload.sleep_level": None if is_server else 2 * values.flag("vllm_enable_sleep_mode"),

@@ -74,7 +74,8 @@ def read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
         settings["strategy.forward_prefetch"] = keys.get(f"{FSDP}.forward_prefetch", False)
         keys.ignore(f"{FSDP}.offload_policy")
     _check_optimizer(keys, "AdamW")
-    if (context := keys.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1)) > 1:
+    ranks = "ulysses_sequence_parallel_size"  # the engine's own, and the actor's where that is left out
+    if (context := keys.count(f"{FSDP}.{ranks}", keys.count(f"{ACTOR}.{ranks}", 1))) > 1:
         settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
     _note_offloads(keys, FSDP)
 

@@ -171,6 +171,7 @@ _KEYS = (
         tuned=None,
     ),
     *declare(
+        (f"{FSDP}.ulysses_sequence_parallel_size", int, "ranks that share a sequence", "parallelism.context"),
         (f"{FSDP}.forward_prefetch", bool, "whether the next unit is gathered early"),
         (f"{FSDP}.param_offload", bool, "parameters on the host outside the update"),
         (f"{FSDP}.optimizer_offload", bool, "optimizer states on the host outside the update"),

@@ -356,5 +356,6 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
             f"use_dynamic_bsz"
         )
     file.settings["training.micro_batch_size"] = micro
-    updates = max(1, batch // prompts) * keys.count(f"{ACTOR}.ppo_epochs", 1)
-    return f"one of {updates} of the actor, over {sequences:,} sequences of {length:,} tokens, the longest"
+    updates = batch // prompts * keys.count(f"{ACTOR}.ppo_epochs", 1)
+    word = f"one of {updates}" if updates else "one"
+    return f"{word} of the actor, over {sequences:,} sequences of {length:,} tokens, the longest"

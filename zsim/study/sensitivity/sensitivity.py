@@ -265,12 +265,13 @@ def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float,
 
 
 def rollout_variations(table: RlTable, deviation: float) -> list[Variation]:
-    """A variation for every number that `[rl]` states."""
+    """A variation for every number that `[rl]` states and that has others near it."""
     variations = []
     for key, value, _ in turned_numbers(table):
         down, up = (changed_numbers(table, key, factor) for factor in (1 - deviation, 1 + deviation))
         low, high = (float(changes[key]) / value for changes in (down, up))
-        variations.append(Variation(key, "software", value, "", low, high, (down, up), False))
+        if low < high:
+            variations.append(Variation(key, "software", value, "", low, high, (down, up), False))
     return variations
 
 

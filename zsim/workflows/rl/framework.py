@@ -158,7 +158,8 @@ class RlFramework:
     has_reference: bool = True
     """A reference pass unless the experiment says otherwise."""
     recomputes_logprobs: bool = True
-    """A pass for the old log-probabilities even where every rollout is one update."""
+    """A pass for the old log-probabilities unless the experiment says otherwise. Else the engine's are
+    taken, however many updates a rollout has (AReaL 4aef98d8 areal/api/cli_args.py `recompute_logprob`)."""
     static_balance: bool = True
     """Requests are dealt out to replicas beforehand."""
     enforces_eager: bool = False
@@ -173,8 +174,9 @@ class RlFramework:
     continues_rollouts: bool = False
     """Responses go on over updates of an asynchronous loop, unless the experiment says otherwise. Else they
     end before the update."""
-    limits_prompts_in_flight: bool = False
-    """At most as many prompts are under way at once as a step has, times the staleness that is allowed."""
+    in_flight: Literal["step", "staleness"] | None = None
+    """At most as many prompts are under way at once as a step has, or that times the staleness that is
+    allowed. None for all that may still be trained on."""
     streamed_prompts: int = 0
     """Prompts of a replica under way at once where its asynchronous trainer takes them as they end, see
     [Note: stream] of `loop`. 0 where it cannot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
@@ -14,6 +15,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.rl import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.adapters import base_model
+from zsim.specs.model.expert_layer import has_experts
 from zsim.workflows.rl.framework import (
     SINGLE_TENSOR_SECONDS,
     Offloads,
@@ -23,10 +25,9 @@ from zsim.workflows.rl.framework import (
 )
 from zsim.workflows.rl.packing import PackedBatch, SampleBatching, batch_notes
 from zsim.workflows.rl.samples import Samples, check_size, draw_samples
-from zsim.workflows.rollout.engine import Engine, engine_of, tensor_all_reduce
+from zsim.workflows.rollout.engine import Engine, engine_of, largest_graph, tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits, static_limits
 
-MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -133,9 +134,10 @@ class RlJob:
         """Prompts that are under way at once. None for as many as may be started."""
         if self.streams:
             return self.framework.streamed_prompts * self.replicas
-        if self.is_synchronous or not self.framework.limits_prompts_in_flight:
+        if self.is_synchronous or self.framework.in_flight is None:
             return None
-        return ceil(self.table.prompts_per_step * self.max_staleness)
+        steps = self.max_staleness if self.framework.in_flight == "staleness" else 1
+        return ceil(self.table.prompts_per_step * steps)
 
     @property
     def deals_beforehand(self) -> bool:
@@ -167,7 +169,9 @@ class RlJob:
             self.model,
             gpu,
             self.engine.loop_host if self.framework.returns_logprobs else self.engine.host,
-            max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
+            max_graph=min(
+                largest_graph(self.engine, gpu, self.model.layout.tensor), 2 * self.limits.max_num_seqs
+            ),
             uses_graphs=not self.enforces_eager,
             launch_seconds=EAGER_KERNEL_SECONDS
             if self.enforces_eager or not self.engine.captures_prompts
@@ -197,13 +201,16 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
             )
         bare = defaults.apply(bare)
     cluster = simulator.cluster(experiment.cluster)
-    total_gpus = _total_gpus(experiment, cluster)
+    total_gpus = gpus_of(experiment, cluster)
     is_listed = experiment.placement.gpus_per_node is not None
     rollout_gpus, training_gpus = _gpus(table, total_gpus, total_gpus if is_listed else cluster.gpus_per_node)
     update_base = simulator.job(bare if training_gpus == total_gpus else _trainer_on(bare, training_gpus))
+    continues_rollouts = _continues_rollouts(table, framework)
+    drawn = 1.0 if continues_rollouts else table.over_sampling
     samples = draw_samples(
-        table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
-    )
+        table.lengths, ceil(table.prompts_per_step * drawn - 1e-9), table.samples_per_prompt,
+        update_base.training.sequence_length,
+    ).shortest(table.prompts_per_step)  # fmt: skip
     totals = samples.totals + (table.environment.turns - 1) * table.environment.observation_tokens
     mini_batch = table.mini_batch_samples or totals.size
     if totals.size % mini_batch:
@@ -229,6 +236,11 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     layout = EngineLayout(
         table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
     )
+    if table.rollout.expert > 1 and not has_experts(update_base.model):
+        raise InputError(
+            f"rl.rollout.expert: found {table.rollout.expert}, but {update_base.model.name} has no experts; "
+            "expected 1"
+        )
     if rollout_gpus % layout.gpus:
         raise InputError(
             f"rl.rollout.tensor: a replica has {layout.gpus} GPUs, and the rollout {rollout_gpus}; expected "
@@ -272,8 +284,8 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         _enforces_eager(table, framework, has_adapters and not framework.merges_adapters),
         has_adapters,
         _staleness(table),
-        _continues_rollouts(table, framework),
-        (*notes, *batch_notes(experiment, update, dealt), *update_base.notes),
+        continues_rollouts,
+        (*notes, *_idle_notes(table), *batch_notes(experiment, update, dealt), *update_base.notes),
     )
 
 
@@ -328,7 +340,7 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
             "proposed tokens is accepted"
         )
-    if framework.limits_prompts_in_flight and _staleness(table) % 1:
+    if framework.in_flight and _staleness(table) % 1:
         raise InputError(
             f"rl.max_staleness: found {table.max_staleness:g}, but {framework.name} lets samples be older by "
             "whole steps; expected 0, 1 or more"
@@ -345,6 +357,23 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             f"rl.max_staleness: found {table.max_staleness:g} with placement '{table.placement}', where "
             "every response is of the newest policy; expected 0, or placement 'async'"
         )
+
+
+def _idle_notes(table: RlTable) -> Iterator[str]:
+    """The keys that an experiment states and that nothing of its step depends on."""
+    runs_over = table.placement == "async" or table.over_sampling > 1
+    for is_used, prefix, owner, names, need in (
+        (table.placement == "colocated", "rl.offload", table.offload,
+         ("parameters", "optimizer", "sleep_level"), "placement 'colocated'"),
+        (table.environment.turns > 1, "rl.environment", table.environment,
+         ("seconds", "sigma", "concurrency", "observation_tokens"), "turns above 1"),
+        (table.rollout.draft_tokens > 0, "rl.rollout", table.rollout, ("acceptance",), "draft_tokens"),
+        (table.reward.seconds_per_sample > 0, "rl.reward", table.reward, ("overlap",), "seconds_per_sample"),
+        (runs_over, "rl", table, ("partial_rollout",), "over_sampling above 1 or placement 'async'"),
+    ):  # fmt: skip
+        idle = [f"{prefix}.{name}" for name in names if getattr(owner, name)]
+        if idle and not is_used:
+            yield f"{', '.join(idle)}: no effect without {need}"
 
 
 def _check_stream(prompts: int, table: RlTable, framework: RlFramework) -> None:
@@ -390,7 +419,7 @@ def _reward_job(
     return packed_job(simulator.job(experiment), batch, forward_only=True)
 
 
-def _total_gpus(experiment: Experiment, cluster: Cluster) -> int:
+def gpus_of(experiment: Experiment, cluster: Cluster) -> int:
     """GPUs of the job, those of its engines among them."""
     if experiment.gpus is not None:
         return experiment.gpus
@@ -441,7 +470,7 @@ def _recomputes_logprobs(table: RlTable, framework: RlFramework, updates: int) -
         )
     if table.old_logprobs is not None:
         return table.old_logprobs == "recomputed"
-    return framework.recomputes_logprobs or updates > 1
+    return framework.recomputes_logprobs
 
 
 def _transport(table: RlTable, framework: RlFramework) -> Transport:
@@ -508,7 +537,7 @@ def _limits(
                 )
         size = rollout.max_num_seqs or trainer.training.micro_batch_size * rollout.tensor
         return static_limits(size, trainer.training.sequence_length)
-    return engine_limits(
+    limits = engine_limits(
         model,
         cluster.gpu,
         rollout.gpu_memory_utilization or framework.memory_utilization[table.placement],
@@ -517,6 +546,7 @@ def _limits(
         prefix_caching=rollout.prefix_caching,
         reserves_responses=engine.reserves_responses,
     )
+    return replace(limits, shares_at_once=engine.shares_at_once)
 
 
 def _enforces_eager(table: RlTable, framework: RlFramework, serves_adapters: bool) -> bool:

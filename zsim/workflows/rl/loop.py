@@ -10,8 +10,8 @@ n starts that part of the next batch's prompts, and the others with the next ver
 docs/advance/fully_async.md, `staleness_threshold`).
 
 [Note: prompts in flight] NeMo-RL starts a prompt only when fewer than a step's, times the staleness, are
-under way (0a27b1f4 nemo_rl/algorithms/async_utils.py). Prompts of the next batch take the places of those
-that have ended, so that engines are as full as one batch makes them.
+under way (0a27b1f4 nemo_rl/algorithms/async_utils.py), prime-rl when fewer than a step's are. Prompts of the
+next batch take the places of those that have ended, so that engines are as full as one batch makes them.
 
 [Note: replicas alike] Replicas do not see one another, and get requests of the same laws. Of a step with more
 samples than `MAX_SIMULATED_SAMPLES` as many replicas are simulated as have that many, with their part of
@@ -433,6 +433,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     busy = sum(replica.log.busy_seconds for replica in loop.replicas) / len(loop.replicas)
     ages = [age for step in kept for age in step.ages]
     total_seconds = loop.env.now + len(results) * again
+    late = job.table.sync.every - 1  # steps after a sync, of which the next one's responses are all
     return RlStepTimes(
         seconds,
         rollout + again,
@@ -443,8 +444,8 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
         tuple(replica.log for replica in loop.replicas),
         rounds * busy / total_seconds,
         times.training_side / seconds,
-        float(np.mean(ages)),
-        max(ages),
+        float(np.mean(ages)) + late / 2,
+        max(ages) + late,
         (sum(step.dropped_tokens for step in kept) / measured + (rounds - 1) * trained_tokens) / loop.part,
         measured,
         loop.part,

@@ -9,7 +9,7 @@ is page-locked memory of the host, and so are the weights of an engine that slee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 
@@ -145,17 +145,22 @@ def engine_bytes(phase: PhaseMemory) -> int:
 
 
 def remedies(
-    job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int, *, is_host: bool = False
+    job: RlJob,
+    phases: Mapping[str, PhaseMemory],
+    capacity: int,
+    *,
+    is_host: bool = False,
+    unlikely: Container[str] = (),
 ) -> Iterator[str]:
     """Sentences that name the keys with which each phase fits into `capacity` bytes, of a GPU or of a node's
-    host, that does not."""
+    host, that does not, or that is one of the `unlikely`."""
     room, switches_of = "a GPU can use", _switches
     if is_host:
         room, switches_of = "the host of a node has", _host_switches
     for name, phase in phases.items():
-        if (missing := phase.total - capacity) > 0:
-            switches = ", or ".join(switches_of(job, name, phase))
-            yield f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than {room}: {switches}"
+        if (missing := phase.total - capacity) > 0 or name in unlikely:
+            need = f"needs {format_bytes(missing)} more than {room}" if missing > 0 else "may need more"
+            yield f"{name.replace('_', ' ')} {need}: {', or '.join(switches_of(job, name, phase))}"
 
 
 def _host_switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:

@@ -55,7 +55,8 @@ def step_page(result: RlResult) -> str:
         Section("Memory", table=ResultTable("", columns_of("phase", *_MEMORY), memory)),
     ]  # fmt: skip
     low, high = map(format_seconds, result.step_seconds_range)
-    summary = f"A step takes {format_seconds(result.step.seconds)}, {low} to {high} in 80 %."
+    step = f"A step takes {format_seconds(result.step.seconds)}, {low} to {high} in 80 %."
+    summary = " ".join((step, *result.loop_sentences()))
     return page(result.headline(), "A step of reinforcement learning", sections, summary)
 
 

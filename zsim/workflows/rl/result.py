@@ -207,12 +207,16 @@ class RlResult(Displayable):
 
     @property
     def remedies(self) -> list[str]:
-        """Sentences that name the keys with which the phases fit that do not."""
+        """Sentences that name the keys with which the phases fit that do not, or likely do not."""
+        on_host = [name for name, phase in self.host_memory.items() if phase.total > self.host_capacity_bytes]
+        unlikely = {name for name, verdict in self.verdicts.items() if not verdict.is_likely} - {*on_host}
         return [
             *(
                 sentence
                 for name, phase in self.memory.items()
-                for sentence in remedies(self.job, {name: phase}, self.phase_capacity_bytes(name))
+                for sentence in remedies(
+                    self.job, {name: phase}, self.phase_capacity_bytes(name), unlikely=unlikely
+                )
             ),
             *remedies(self.job, self.host_memory, self.host_capacity_bytes, is_host=True),
         ]
@@ -251,8 +255,7 @@ class RlResult(Displayable):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `zsim run` with `[rl]`."""
-        step, logs = self.step, self.step.logs
-        generated = sum(request.response_tokens for request in step.requests) / step.steps / step.part
+        step, logs, trained = self.step, self.step.logs, self._trained_tokens
         return {
             "zsim_version": __version__,
             "step_seconds": step.seconds,
@@ -262,8 +265,8 @@ class RlResult(Displayable):
             "exposed_seconds": self.exposed_seconds,
             "rollout": {
                 "tail_seconds": step.tail,
-                "tokens": generated,
-                "tokens_per_second_per_gpu": generated / step.rollout / self.job.rollout_gpus,
+                "tokens": trained,
+                "tokens_per_second_per_gpu": trained / step.rollout / self.job.rollout_gpus,
                 "running_sequences_mean": _mean_running(self),
                 "preemptions": round(sum(log.preemptions for log in logs) / step.part),
                 "kv_bytes": self._cache_bytes,
@@ -272,7 +275,7 @@ class RlResult(Displayable):
             "busy_fraction": {"trainer": step.busy_training, "rollout": step.busy_rollout},
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "staleness": {"mean": step.mean_staleness, "max": step.max_staleness},
-            "dropped_tokens_fraction": step.dropped_tokens / max(1.0, generated),
+            "dropped_tokens_fraction": step.dropped_tokens / (step.dropped_tokens + trained),
             "fits": self.fits,
             **verdict_content(self.verdict),
             "capacity_bytes": self.capacity_bytes,
@@ -330,6 +333,36 @@ class RlResult(Displayable):
         ):
             yield from paragraph(text, indent=2)
 
+    def loop_sentences(self) -> Iterator[str]:
+        """The tail of the rollout, how busy both sides are, and how old and how many samples are trained
+        on."""
+        step = self.step
+        yield (
+            f"The last tenth of the samples takes {format_seconds(step.tail)} of the rollout's "
+            f"{format_seconds(step.rollout)}{_tail_advice(self)}."
+        )
+        yield (
+            f"The rollout's GPUs run iterations in {100 * step.busy_rollout:.0f} % of the time, the "
+            f"trainer's train in {100 * step.busy_training:.0f} %."
+        )
+        if step.max_staleness:
+            yield (
+                f"Samples are {step.mean_staleness:.1f} versions older than the policy in the mean, at most "
+                f"{step.max_staleness}."
+            )
+        if step.dropped_tokens:
+            yield (
+                f"{100 * step.dropped_tokens / (step.dropped_tokens + self._trained_tokens):.0f} % of the "
+                "generated tokens are dropped."
+            )
+
+    @property
+    def _trained_tokens(self) -> float:
+        """Tokens of responses that a step trains on."""
+        return (
+            sum(request.response_tokens for request in self.step.requests) / self.step.steps / self.step.part
+        )
+
     def lines(self) -> Iterator[str]:
         """The text that `zsim run` prints."""
         job, step = self.job, self.step
@@ -356,12 +389,7 @@ class RlResult(Displayable):
         ]
         yield from table(named_columns("Phase", "time", "in 80 %", "exposed", "exposed of step"), shares)
         yield ""
-        yield from paragraph(
-            f"The last tenth of the samples takes {format_seconds(step.tail)} of the rollout's "
-            f"{format_seconds(step.rollout)}{_tail_advice(self)}. The rollout's GPUs run iterations in "
-            f"{100 * step.busy_rollout:.0f} % of the time, the trainer's train in "
-            f"{100 * step.busy_training:.0f} %."
-        )
+        yield from paragraph(" ".join(self.loop_sentences()))
         yield ""
         rows = [
             [

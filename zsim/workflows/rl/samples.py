@@ -49,6 +49,12 @@ class Samples:
         totals: Ints = (self.responses + self.prompts[:, None]).ravel()
         return totals
 
+    def shortest(self, count: int) -> Samples:
+        """The `count` prompts whose responses end first where all start together."""
+        order = np.argsort(self.responses.max(axis=1), kind="stable")[:count]
+        first = np.sort(order)
+        return Samples(self.prompts[first], self.responses[first])
+
 
 def draw_samples(
     table: RlLengthsTable, prompts: int, samples: int, sequence_length: int, seed: int = 0

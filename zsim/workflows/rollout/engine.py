@@ -10,6 +10,7 @@ from zsim.cost.inference.iteration import HostRates
 from zsim.fabric.fabric import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.topology.topology import Topology
 
 
@@ -29,6 +30,8 @@ class Engine:
     """See [Note: reserved answers] of `zsim.workflows.rollout.replica`."""
     captures_prompts: bool = True
     """CUDA graphs of the parts between attention serve iterations with prompts too."""
+    shares_at_once: bool = True
+    """See [Note: shared prompts] of `zsim.workflows.rollout.replica`."""
 
 
 _SERVED = HostRates(1e-3, 8e-6, is_overlapped=True)
@@ -46,7 +49,7 @@ ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
         Engine("vllm", 1024, 8192, _SERVED, _LOOP),
-        Engine("sglang", 1024, 8192, _SERVED, _SERVED),
+        Engine("sglang", 1024, 8192, _SERVED, _SERVED, captures_prompts=False, shares_at_once=False),
         Engine("trtllm", 2048, 8192, _SERVED, _LOOP, reserves_responses=True, captures_prompts=False),
         Engine("generate", 1024, 32768, _GENERATE, _GENERATE),
     )
@@ -58,6 +61,10 @@ TensorRT-LLM's graphs are of pure decoding unless `torch_compile_config` asks fo
 SGLANG_SEQUENCES = 2048
 """Sequences at once in a loop that does not say how many: SGLang's least, up to 4,096 in large caches (0.5
 srt/model_executor/model_runner.py, `max_num_reqs`)."""
+MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
+_SGLANG_GRAPHS = ((35, 24, 80), (60, 32, 160), (160, 256, MAX_GRAPH))
+"""GiB of a GPU, and below them the sequences of SGLang's largest CUDA graph: with one or two tensor ranks,
+and with four or more (0.5 srt/server_args.py, `cuda_graph_max_bs`). They are of decoding alone."""
 VLLM_OVERLAPS = (0, 14)
 """The release of vLLM from which an iteration is scheduled while the one before it runs, by default
 (`config/scheduler.py`, `async_scheduling`). SGLang (0.4) and TensorRT-LLM's PyTorch backend do so as well."""
@@ -78,6 +85,14 @@ def engine_of(name: str, version: str = "", *, is_ray: bool = False) -> Engine:
         hosts = {name: replace(getattr(engine, name), is_overlapped=False) for name in ("host", "loop_host")}
         return replace(engine, **hosts)
     return engine
+
+
+def largest_graph(engine: Engine, gpu: Gpu, tensor: int) -> int:
+    """Sequences of an engine's largest CUDA graph. Kernels of larger batches are launched one by one."""
+    if engine.name != "sglang":
+        return MAX_GRAPH
+    sizes = (sizes for gib, *sizes in _SGLANG_GRAPHS if gpu.memory.capacity < gib * 2**30)
+    return next(sizes, [MAX_GRAPH, MAX_GRAPH])[tensor >= 4]
 
 
 def tensor_all_reduce(cluster: Cluster, tensor: int) -> Callable[[float, int], float] | None:

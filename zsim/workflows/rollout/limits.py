@@ -33,6 +33,8 @@ class EngineLimits:
     prefix_caching: bool = True
     reserves_responses: bool = False
     """A request starts only when all blocks of its answer are free, so that none is ever preempted."""
+    shares_at_once: bool = True
+    """Requests of one iteration share a prompt, see [Note: shared prompts] of `replica`."""
     has_static_batches: bool = False
     """Requests start only when all that ran before have ended."""
 

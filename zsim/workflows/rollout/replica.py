@@ -15,8 +15,11 @@ longest answer are free (TensorRT-LLM `llmapi/llm_args.py`, `CapacitySchedulerPo
 default).
 
 [Note: shared prompts] With prefix caching the full blocks of a prompt are kept once for all requests of its
-group on a replica, and later requests read them there. They are found only after an iteration that computed
-them has ended, so that requests of a group that start together each compute the prompt.
+group on a replica, and later requests read them there. vLLM enters them into its table when it schedules
+them, so that requests of a group that start in one iteration compute the prompt once (0.11
+v1/core/kv_cache_manager.py `allocate_slots`). TensorRT-LLM lets the others wait for an iteration
+(capacityScheduler.cpp `beneficialToSkip`), which is not told apart. SGLang does so under its policy "lpm"
+alone (srt/managers/schedule_policy.py), and under its default each computes the prompt.
 """
 
 from __future__ import annotations
@@ -133,6 +136,8 @@ class Replica:
         self._waiting.clear()
         self._partial = None
         self._used_blocks = self._promised_blocks = 0
+        self._prefixes.clear()
+        self._prefix_users.clear()
         self.reset_cache()
         self._record()
         return requests
@@ -204,7 +209,7 @@ class Replica:
         if self.limits.has_static_batches and len(self._decoding):
             return chunks
         if self._partial is not None:
-            chunks.append(_next_chunk(self._partial, budget))
+            chunks.append(self._next_chunk(self._partial, budget))
             budget -= chunks[-1][1].new_tokens
             self._partial = None
         while self._admits and self._waiting and budget > 0:
@@ -214,9 +219,16 @@ class Replica:
             if not self._admit(request):
                 break
             self._waiting.popleft()
-            chunks.append(_next_chunk(request, budget))
+            chunks.append(self._next_chunk(request, budget))
             budget -= chunks[-1][1].new_tokens
         return chunks
+
+    def _next_chunk(self, request: SampleRequest, budget: int) -> tuple[SampleRequest, PromptChunk]:
+        """The tokens of a request that the next iteration computes. With its end others find its prompt."""
+        chunk = PromptChunk(min(budget, request.length - request.computed), request.computed)
+        if self.limits.shares_at_once and request.computed + chunk.new_tokens == request.length:
+            self._keep_prefix(request)
+        return request, chunk
 
     def _make_room(self) -> bool:
         """Preempt sequences until each of the others can have its next token. Returns whether any was."""
@@ -424,10 +436,6 @@ class Replica:
         self.log.times.append(self.env.now)
         self.log.running.append(self.num_running + starting)
         self.log.blocks.append(self._used_blocks)
-
-
-def _next_chunk(request: SampleRequest, budget: int) -> tuple[SampleRequest, PromptChunk]:
-    return request, PromptChunk(min(budget, request.length - request.computed), request.computed)
 
 
 def _blocks(lengths: Ints) -> Ints:
