@@ -58,9 +58,7 @@ def read_environment(file: TrainingFile, variables: Mapping[str, str]) -> None:
 
 
 def _read_allocator(file: TrainingFile, text: str) -> None:
-    """Write what torch's allocator is told. It collects garbage only below a limit that the script sets
-    (`set_fraction && garbage_collection_threshold`).
-    """
+    """Write what torch's allocator is told."""
     is_expandable = "expandable_segments:True" in text
     if is_expandable:
         file.settings["training.expandable_segments"] = True
@@ -70,11 +68,8 @@ def _read_allocator(file: TrainingFile, text: str) -> None:
             file.settings[f"training.{name}"] = int(value[1])
         elif f"{name}:" in text:
             file.note(f"{name} of torch's allocator is not read beside the rest of '{text}'")
-    if "garbage_collection_threshold:" in text:
-        file.note(
-            "garbage_collection_threshold is without effect unless the script calls "
-            "torch.cuda.set_per_process_memory_fraction"
-        )
+    if threshold := re.search(r"garbage_collection_threshold:(0?\.\d+)", text):
+        file.settings["training.garbage_collection_threshold"] = float(threshold[1])
 
 
 def read_attention(file: TrainingFile, variables: Mapping[str, str]) -> None:

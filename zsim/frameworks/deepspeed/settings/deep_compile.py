@@ -81,6 +81,8 @@ def find_unsimulated_deep_compile(
     block: CompileBlock | None, zero: ZeroConfig, release: Release
 ) -> Iterator[tuple[str, str]]:
     """(key, feature) of what is not simulated."""
+    if block is not None and block.autoep_non_moe:
+        yield "compile.autoep_non_moe", "torch's compiler around AutoEP's layers"
     if block is None or deep_compile_of(block, zero) is None:
         return
     if release.number < _SINCE:

@@ -14,6 +14,7 @@ from zsim.frameworks.deepspeed.settings.keys import is_enabled
 from zsim.frameworks.deepspeed.settings.one_bit import ONE_BIT_OPTIMIZERS
 from zsim.frameworks.deepspeed.settings.reader import Reading
 from zsim.frameworks.deepspeed.settings.release import Release
+from zsim.frameworks.deepspeed.settings.resolve import EXPERT_BLOCKS
 from zsim.frameworks.deepspeed.settings.schema import (
     FILE_KEYS,
     UNSIMULATED_KEYS,
@@ -117,6 +118,12 @@ def _find_in_zero(zero: ZeroConfig, release: Release) -> list[UnsimulatedSetting
             "AdamW and moments of its own)"
         )
         settings.append(("offload_optimizer", feature))
+    if zero.stage == 3:
+        unknown = [name for name in zero.leaf_module.classes if name not in EXPERT_BLOCKS.values()]
+        settings += [
+            ("leaf_module.classes", f"'{name}' as a leaf (name_suffixes, as 'mlp', would do),")
+            for name in unknown
+        ]
     if feature := find_unsimulated_zenflow(zero, release):
         settings.append(("zenflow", feature))
     return [UnsimulatedSetting(prefix + key, feature) for key, feature in settings]
