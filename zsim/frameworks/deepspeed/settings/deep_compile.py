@@ -33,10 +33,10 @@ _MOMENTS = {
 _SWITCHES = {
     "free_activation": "DeepCompile's activations that are freed early",
     "symmetric_memory": "DeepCompile's gathers from symmetric memory",
-    "sync_before_reduce": "DeepCompile that waits around every call",
-    "sync_after_reduce": "DeepCompile that waits around every call",
-    "sync_before_allgather": "DeepCompile that waits around every call",
-    "sync_after_allgather": "DeepCompile that waits around every call",
+    **dict.fromkeys(
+        ("sync_before_reduce", "sync_after_reduce", "sync_before_allgather", "sync_after_allgather"),
+        "DeepCompile that waits around every call",
+    ),
 }
 
 

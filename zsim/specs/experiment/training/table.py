@@ -279,7 +279,7 @@ class TrainingTable(StrictTable):
     garbage_collection_threshold: float | None = Field(
         default=None, gt=0, lt=1, strict=True,
         description="PYTORCH_CUDA_ALLOC_CONF: without effect where the script sets no limit "
-        "(set_per_process_memory_fraction), which is not simulated",
+        "(set_per_process_memory_fraction), as is simulated; left out: none",
     )  # fmt: skip
     device_max_connections: int = Field(
         default=DEFAULT_CONNECTIONS, ge=1, le=MAX_CONNECTIONS, strict=True,
