@@ -184,3 +184,10 @@ def test_a_file_names_leaf_classes_shortly_and_none_but_blocks_of_experts(stage:
     assert fetches("MixtralSparseMoeBlock") > {"fetch model.layers.1.mlp.experts"}
     with pytest.raises(NotSimulatedError, match=r"leaf_module\.classes: zsim does not simulate 'Qwen2MLP'"):
         fetches("Qwen2MLP")
+
+
+def test_leaves_that_are_no_module_are_noted() -> None:
+    leaf = {"names": ["model.layers.0", "layers.1"], "name_suffixes": ["mlp", "mpl"]}
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "leaf_module": leaf}}
+    notes = make_plan(job_of({"kind": "deepspeed", "config": config})).notes
+    assert [note for note in notes if "no module with parameters: layers.1, mpl; no effect" in note]
