@@ -8,6 +8,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
+from zsim.specs.experiment.resolve import resolve
 
 
 def experiment_of(**training: Any) -> zsim.Experiment:
@@ -41,9 +42,15 @@ def test_blocks_that_may_not_be_split_need_segments_of_their_own() -> None:
     [
         ({"roundup_power2_divisions": 6}, "found 6, expected a power of two"),
         ({"max_split_size_mb": 20}, "max_split_size_mb"),
+        ({"garbage_collection_threshold": 1.0}, "garbage_collection_threshold"),
         ({"max_split_size_mb": 64, "expandable_segments": True}, "not simulated; expected one of them"),
     ],
 )
 def test_refusals_name_the_way_out(training: dict[str, Any], message: str) -> None:
     with pytest.raises((InputError, ValueError), match=message):
         experiment_of(**training)
+
+
+def test_a_threshold_without_a_limit_is_noted() -> None:
+    notes = resolve(experiment_of(garbage_collection_threshold=0.8)).notes
+    assert any("garbage_collection_threshold: no effect" in note for note in notes)

@@ -165,3 +165,29 @@ def test_tensor_parallelism_around_such_experts_is_refused_as_around_stacked_one
         strategy = {"kind": "fsdp2", "wrapping": "huggingface"}
         with pytest.raises(NotSimulatedError, match="tensor"):
             resolve(Experiment(**data, training=training, strategy=strategy))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_file_names_leaf_classes_shortly_and_none_but_blocks_of_experts(stage: int) -> None:
+    """Without its block among the classes, a router (1), and the experts' stack (1) are fetched."""
+
+    def fetches(*classes: str) -> set[str]:
+        zero = {"stage": stage, "leaf_module": {"classes": list(classes)}}
+        config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
+        plan = make_plan(job_of({"kind": "deepspeed", "config": config}))
+        return {op.name for op in plan.ops if op.name.startswith("fetch model.layers.1.mlp")}
+
+    if stage == 2:
+        assert fetches("Qwen2MLP") == set()
+        return
+    assert fetches("Qwen2MoeSparseMoeBlock") == {"fetch model.layers.1.mlp"}
+    assert fetches("MixtralSparseMoeBlock") > {"fetch model.layers.1.mlp.experts"}
+    with pytest.raises(NotSimulatedError, match=r"leaf_module\.classes: zsim does not simulate 'Qwen2MLP'"):
+        fetches("Qwen2MLP")
+
+
+def test_leaves_that_are_no_module_are_noted() -> None:
+    leaf = {"names": ["model.layers.0", "layers.1"], "name_suffixes": ["mlp", "mpl"]}
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "leaf_module": leaf}}
+    notes = make_plan(job_of({"kind": "deepspeed", "config": config})).notes
+    assert [note for note in notes if "no module with parameters: layers.1, mpl; no effect" in note]

@@ -47,6 +47,19 @@ def step_seconds(claim: Claim, tables: Tables) -> float:
     return float(_report(tables)["step_seconds"])
 
 
+def forward_seconds(claim: Claim, tables: Tables) -> float:
+    return _phase_seconds("forward", tables)
+
+
+def backward_seconds(claim: Claim, tables: Tables) -> float:
+    return _phase_seconds("backward", tables)
+
+
+def _phase_seconds(phase: str, tables: Tables) -> float:
+    """Seconds of a phase of the step, as the report divides it."""
+    return float(sum(_report(tables)["breakdown_by_phase_seconds"][phase].values()))
+
+
 def throughput(claim: Claim, tables: Tables) -> float:
     """Tokens per second and GPU."""
     return float(_report(tables)["tokens_per_second_per_gpu"])
@@ -103,6 +116,8 @@ QUANTITIES: dict[str, Callable[[Claim, Tables], float]] = {
     "peak": peak,
     "fits": fits,
     "step_seconds": step_seconds,
+    "forward_seconds": forward_seconds,
+    "backward_seconds": backward_seconds,
     "throughput": throughput,
     "model_tflops": model_tflops,
     "unmasked_tflops": unmasked_tflops,

@@ -58,23 +58,16 @@ def read_environment(file: TrainingFile, variables: Mapping[str, str]) -> None:
 
 
 def _read_allocator(file: TrainingFile, text: str) -> None:
-    """Write what torch's allocator is told. It collects garbage only below a limit that the script sets
-    (`set_fraction && garbage_collection_threshold`).
-    """
+    """Write what torch's allocator is told."""
     is_expandable = "expandable_segments:True" in text
     if is_expandable:
         file.settings["training.expandable_segments"] = True
-    for name in ("max_split_size_mb", "roundup_power2_divisions"):
-        value = re.search(rf"\b{name}:(\d+)(?![\d.])", text)
+    for name in ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold"):
+        value = re.search(rf"\b{name}:(\d*\.?\d+)(?![\d.])", text)
         if value is not None and not (is_expandable and name == "max_split_size_mb"):
-            file.settings[f"training.{name}"] = int(value[1])
+            file.settings[f"training.{name}"] = float(value[1]) if "." in value[1] else int(value[1])
         elif f"{name}:" in text:
             file.note(f"{name} of torch's allocator is not read beside the rest of '{text}'")
-    if "garbage_collection_threshold:" in text:
-        file.note(
-            "garbage_collection_threshold is without effect unless the script calls "
-            "torch.cuda.set_per_process_memory_fraction"
-        )
 
 
 def read_attention(file: TrainingFile, variables: Mapping[str, str]) -> None:

@@ -361,6 +361,8 @@ def test_a_note_says_that_the_script_compiles_and_when_passes_run(
         ({"block": {"passes": ["autotp"]}}, "compile.passes: .* passes of DeepCompile that a file chooses"),
         ({"experiment": {"strategy": {"version": "0.17.0"}}}, "DeepCompile before 0.19.5"),
         ({"experiment": {"parallelism": {"tensor": 2}}}, "DeepCompile with model parallelism"),
+        ({"block": {"autoep_non_moe": True}}, "compile.autoep_non_moe: .* torch's compiler around AutoEP"),
+        ({"block": {"free_activations": True}}, "'free_activations'; did you mean 'free_activation'"),
         ({"training": {"compile": False}}, "training.compile: found false, but .* compile.deepcompile"),
     ],
 )

@@ -91,8 +91,7 @@ def uneven_shards_note(
         return None
     return (
         f"AutoTP: the first of {tensor} tensor-parallel ranks has {' and '.join(descriptions)}; the step is "
-        "that of "
-        "this rank, for which the others wait"
+        "that of this rank, for which the others wait"
     )
 
 

@@ -145,8 +145,7 @@ def check_optimizer(reading: Reading, zero: ZeroConfig, release: Release) -> Non
     name = block.type.lower()
     names = DEEPSPEED_OPTIMIZERS + (ONE_BIT_OPTIMIZERS if release.has_one_bit_optimizers else ())
     if name not in names and block.type not in TORCH_OPTIMIZERS:
-        options = (*names, *TORCH_OPTIMIZERS)
-        hint = did_you_mean(block.type, options)
+        hint = did_you_mean(block.type, (*names, *TORCH_OPTIMIZERS))
         if name in ONE_BIT_OPTIMIZERS:
             raise InputError(
                 f"{where}.type: DeepSpeed has no '{block.type}' since 0.19.7; expected strategy.version "

@@ -33,10 +33,10 @@ _MOMENTS = {
 _SWITCHES = {
     "free_activation": "DeepCompile's activations that are freed early",
     "symmetric_memory": "DeepCompile's gathers from symmetric memory",
-    "sync_before_reduce": "DeepCompile that waits around every call",
-    "sync_after_reduce": "DeepCompile that waits around every call",
-    "sync_before_allgather": "DeepCompile that waits around every call",
-    "sync_after_allgather": "DeepCompile that waits around every call",
+    **dict.fromkeys(
+        ("sync_before_reduce", "sync_after_reduce", "sync_before_allgather", "sync_after_allgather"),
+        "DeepCompile that waits around every call",
+    ),
 }
 
 
@@ -81,6 +81,8 @@ def find_unsimulated_deep_compile(
     block: CompileBlock | None, zero: ZeroConfig, release: Release
 ) -> Iterator[tuple[str, str]]:
     """(key, feature) of what is not simulated."""
+    if block is not None and block.autoep_non_moe:
+        yield "compile.autoep_non_moe", "torch's compiler around AutoEP's layers"
     if block is None or deep_compile_of(block, zero) is None:
         return
     if release.number < _SINCE:

@@ -115,7 +115,7 @@ def _other_block_notes(
         )
     if file.activation_checkpointing is not None:
         notes.append(
-            f"{where}: activation_checkpointing: only for models that call deepspeed.checkpointing; "
+            f"{where}: activation_checkpointing: taken as of a model that calls deepspeed.checkpointing; "
             "[training] activation_checkpointing says what is recomputed"
         )
     if file.pipeline is not None:

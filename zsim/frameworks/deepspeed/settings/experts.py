@@ -26,7 +26,7 @@ from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 _AUTOEP_SINCE, _AUTOEP_WITH_STAGE_3_SINCE, _SPARSE_SINCE = (0, 19, 2), (0, 19, 3), (0, 19, 4)
 _AUTOEP_WITH_AUTOTP_SINCE, _LAST_WITHOUT_AUTOTP_AT_STAGE_3 = (0, 19, 3), (0, 19, 5)
-_AUTOEP_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+_AUTOEP_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_moe_text", "deepseek_v2", "deepseek_v3")
 _BLOCK = "expert_parallel"
 
 
@@ -39,8 +39,8 @@ def resolve_deepspeed_experts(
     layer where, without AutoEP, experts are on several ranks or have a capacity. Otherwise it is
     transformers'.
 
-    Raises InputError for a layer that contradicts the JSON, and NotSimulatedError for a family that AutoEP
-    has no preset for.
+    Raises InputError for a layer that contradicts the JSON, and NotSimulatedError for a family without a
+    preset of AutoEP (`module_inject/auto_ep_presets`), and for MiniMax M3.
     """
     data = load_object(table.config, table.config_name)[1] if table.config is not None else {}
     block, layer = _enabled_block(data), table.expert_layer
@@ -69,8 +69,8 @@ def resolve_deepspeed_experts(
         )
     if model.family not in _AUTOEP_FAMILIES:
         raise NotSimulatedError(
-            f"model '{model.name}': its family '{model.family}' is none that DeepSpeed's AutoEP has a "
-            f"preset for; expected one of {', '.join(_AUTOEP_FAMILIES)}, or strategy.expert_layer 'moe'"
+            f"model '{model.name}': zsim does not simulate DeepSpeed's AutoEP for its family "
+            f"'{model.family}'; expected one of {', '.join(_AUTOEP_FAMILIES)}, or strategy.expert_layer 'moe'"
         )
     is_loop = block is not None and not block.get("use_grouped_mm", True)
     return ExpertSplit(library=AUTOEP, kernel="loop" if is_loop else "grouped", gate_in_fp32=False)

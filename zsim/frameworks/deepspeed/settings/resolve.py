@@ -117,8 +117,14 @@ def _optimizer_offload(
 
 def _leaf_modules(block: LeafModuleBlock, release: Release) -> LeafModules:
     default = DEFAULT_LEAF_CLASSES if release.has_leaf_classes else ()
-    values = dict(block)
-    return LeafModules.model_construct(**values | ({"classes": default} if block.classes is None else {}))
+    classes = default if block.classes is None else tuple(map(_full_class_name, block.classes))
+    return LeafModules.model_construct(**dict(block) | {"classes": classes})
+
+
+def _full_class_name(name: str) -> str:
+    """The block of `EXPERT_BLOCKS` that has this class name, else the name itself."""
+    blocks = {block.rpartition(".")[2].lower(): block for block in EXPERT_BLOCKS.values()}
+    return blocks.get(name.rpartition(".")[2].lower(), name)
 
 
 def add_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str) -> DeepSpeedConfig:
@@ -141,7 +147,7 @@ def add_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str)
             f"{'.'.join(map(str, _FIRST_WITH_LEAVES))} on"
         )
     for name in names:
-        if not block or name.rpartition(".")[2].lower() != block.rpartition(".")[2].lower():
+        if _full_class_name(name) != block:
             expectation = f"'{block.rpartition('.')[2]}'" if block else "it left out"
             raise InputError(
                 f"{key}: found '{name}', which zsim knows for no module of a model of family '{family}'; "

@@ -148,12 +148,18 @@ class ExpertParallelBlock(JsonBlock):
 
 
 class CompileBlock(JsonBlock):
-    """`compile`: DeepCompile (0.19.8 `compile/config.py`). Keys of earlier releases have no effect."""
+    """`compile`: DeepCompile (0.19.8 `compile/config.py`), and torch's compiler up to 0.14.4."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
-
+    enabled: bool = False
+    backend: Any = None
+    kwargs: Any = None
     deepcompile: bool = False
+    autoep_non_moe: bool = False
     free_activation: bool = False
+    free_activation_threshold: Any = None
+    debug_log: Any = None
+    keep_int_input_tensors: Any = None
+    keep_all_input_tensors: Any = None
     offload_activation: bool = False
     offload_activation_pin_memory: bool = True
     offload_opt_states: bool = False

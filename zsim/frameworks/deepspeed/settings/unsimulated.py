@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import (
     DeepSpeedConfig,
@@ -14,6 +16,7 @@ from zsim.frameworks.deepspeed.settings.keys import is_enabled
 from zsim.frameworks.deepspeed.settings.one_bit import ONE_BIT_OPTIMIZERS
 from zsim.frameworks.deepspeed.settings.reader import Reading
 from zsim.frameworks.deepspeed.settings.release import Release
+from zsim.frameworks.deepspeed.settings.resolve import EXPERT_BLOCKS
 from zsim.frameworks.deepspeed.settings.schema import (
     FILE_KEYS,
     UNSIMULATED_KEYS,
@@ -35,47 +38,37 @@ def find_unsimulated(
     reading: Reading, zero: ZeroConfig, optimizer: OptimizerChoice, release: Release
 ) -> tuple[UnsimulatedSetting, ...]:
     """Every setting of the file that zsim does not simulate, although it changes the step."""
-    unsimulated = list(_find_in_zero(zero, release))
     file = reading.file
-    for key, block in UNSIMULATED_KEYS.items():
-        if block.is_on(getattr(file, key)):
-            unsimulated.append(UnsimulatedSetting(key, block.what))
-    unsimulated += _find_in_tensor_parallel(file.tensor_parallel)
-    unsimulated += [
-        UnsimulatedSetting(key, feature)
-        for key, feature in find_unsimulated_deep_compile(file.compile, zero, release)
+    settings = [(f"zero_optimization.{key}", feature) for key, feature in _find_in_zero(zero, release)]
+    settings += [
+        (key, block.what) for key, block in UNSIMULATED_KEYS.items() if block.is_on(getattr(file, key))
+    ]
+    settings += [
+        *_find_in_tensor_parallel(file.tensor_parallel),
+        *find_unsimulated_deep_compile(file.compile, zero, release),
     ]
     if not file.managed_gradient_accumulation:
-        unsimulated.append(
-            UnsimulatedSetting("managed_gradient_accumulation", "accumulation that the script manages")
-        )
-    unsimulated += _find_with_low_precision_masters(file, zero)
+        settings.append(("managed_gradient_accumulation", "accumulation that the script manages"))
+    settings += _find_with_low_precision_masters(file, zero)
     if optimizer.name is not None and optimizer.name not in SIMULATED_OPTIMIZERS:
-        unsimulated.append(
-            UnsimulatedSetting(
-                "optimizer.type",
-                f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD, Adafactor and "
-                "Muon (before 0.19.7 OneBitAdam, OneBitLamb and ZeroOneAdam, too),",
-            )
+        feature = (
+            f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD, Adafactor and "
+            "Muon (before 0.19.7 OneBitAdam, OneBitLamb and ZeroOneAdam, too),"
         )
-    return tuple(unsimulated)
+        settings.append(("optimizer.type", feature))
+    return tuple([UnsimulatedSetting(key, feature) for key, feature in settings])
 
 
-def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[UnsimulatedSetting]:
+def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> Iterator[tuple[str, str]]:
     if block is None or block.autotp_size <= 1:
-        return []
-    settings = {
-        "vocab_parallel_lm_head": (block.vocab_parallel_lm_head, "a head split by its vocabulary"),
-        "partition_config": (block.partition_config, "layers split in a way of one's own"),
-    }
-    return [
-        UnsimulatedSetting(f"tensor_parallel.{key}", feature)
-        for key, (is_on, feature) in settings.items()
-        if is_on
-    ]
+        return
+    if block.vocab_parallel_lm_head:
+        yield "tensor_parallel.vocab_parallel_lm_head", "a head split by its vocabulary"
+    if block.partition_config:
+        yield "tensor_parallel.partition_config", "layers split in a way of one's own"
 
 
-def _find_with_low_precision_masters(file: DeepSpeedFile, zero: ZeroConfig) -> list[UnsimulatedSetting]:
+def _find_with_low_precision_masters(file: DeepSpeedFile, zero: ZeroConfig) -> Iterator[tuple[str, str]]:
     """Masters in 16 bits where ZeRO-Offload is not what keeps the states or moves them."""
     offload = zero.offload_optimizer
     elsewhere = {
@@ -85,41 +78,34 @@ def _find_with_low_precision_masters(file: DeepSpeedFile, zero: ZeroConfig) -> l
         "DeepCompile": file.compile is not None and file.compile.deepcompile,
     }
     name = next((name for name, is_on in elsewhere.items() if is_on), "")
-    masters = {
-        "bf16": file.bf16 is not None and file.bf16.bf16_master_weights_and_grads,
-        "fp16": file.fp16 is not None and file.fp16.fp16_master_weights_and_grads,
-    }
-    return [
-        UnsimulatedSetting(
-            f"{dtype}.{dtype}_master_weights_and_grads", f"master weights in {dtype} with {name}"
-        )
-        for dtype, is_on in masters.items()
-        if is_on and name
-    ]
+    for dtype, block in (("bf16", file.bf16), ("fp16", file.fp16)):
+        key = f"{dtype}_master_weights_and_grads"
+        if name and block is not None and getattr(block, key):
+            yield f"{dtype}.{key}", f"master weights in {dtype} with {name}"
 
 
-def _find_in_zero(zero: ZeroConfig, release: Release) -> list[UnsimulatedSetting]:
-    prefix = "zero_optimization."
-    settings = []
+def _find_in_zero(zero: ZeroConfig, release: Release) -> Iterator[tuple[str, str]]:
     optimizer = zero.offload_optimizer
     is_super = optimizer is not None and optimizer.super_offload and zero.stage == 3 and not zero.is_mics
-    if optimizer is not None and is_super and release.number < _SUPER_OFFLOAD_SINCE:
-        feature = "SuperOffload before 0.18.9 (strategy.version), which queues every bucket,"
-        settings.append(("offload_optimizer.super_offload", feature))
-    if optimizer is not None and is_super and optimizer.device == "nvme":
-        feature = "SuperOffload with states on NVMe, only with device 'cpu',"
-        settings.append(("offload_optimizer.super_offload", feature))
-    is_partial = optimizer is not None and (optimizer.ratio < 1 or zero.is_mics)
-    if optimizer is not None and optimizer.device == "nvme" and is_partial:
+    is_nvme = optimizer is not None and optimizer.device == "nvme"
+    key = "offload_optimizer.super_offload"
+    if is_super and release.number < _SUPER_OFFLOAD_SINCE:
+        yield key, "SuperOffload before 0.18.9 (strategy.version), which queues every bucket,"
+    if is_super and is_nvme:
+        yield key, "SuperOffload with states on NVMe, only with device 'cpu',"
+    if optimizer is not None and is_nvme and (optimizer.ratio < 1 or zero.is_mics):
         ratio = "MiCS, whose optimizer takes the ratio to be 0," if zero.is_mics else "a ratio below 1"
-        feature = (
+        yield (
+            "offload_optimizer",
             f"{ratio} with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with torch's "
-            "AdamW and moments of its own)"
+            "AdamW and moments of its own)",
         )
-        settings.append(("offload_optimizer", feature))
+    if zero.stage == 3:
+        for name in zero.leaf_module.classes:
+            if name not in EXPERT_BLOCKS.values():
+                yield "leaf_module.classes", f"'{name}' as a leaf (name_suffixes, as 'mlp', would do),"
     if feature := find_unsimulated_zenflow(zero, release):
-        settings.append(("zenflow", feature))
-    return [UnsimulatedSetting(prefix + key, feature) for key, feature in settings]
+        yield "zenflow", feature
 
 
 def unmodelled_notes(reading: Reading) -> list[str]:

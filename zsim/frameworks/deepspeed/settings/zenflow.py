@@ -52,9 +52,7 @@ def find_unsimulated_zenflow(zero: ZeroConfig, release: Release) -> str:
     if release.number < _SINCE:
         return "ZenFlow before 0.19.4 (strategy.version)"
     if zero.zenflow.update_interval is None:
-        return (
-            "ZenFlow's update_interval 'auto', which follows the gradients (a number, such as 4, would do),"
-        )
+        return "ZenFlow's update_interval 'auto', which follows gradients (a number, such as 4, would do),"
     return ""
 
 

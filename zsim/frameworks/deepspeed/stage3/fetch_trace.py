@@ -220,13 +220,6 @@ def _unit_names(
     are units.
     """
     leaf = zero.leaf_module
-    if (
-        zero.module_granularity_threshold <= 0
-        and not leaf.names
-        and not leaf.name_suffixes
-        and not unit_parents
-    ):
-        return {name: name for name in numels}
     chosen = _parents_below_threshold(numels, lists, zero.module_granularity_threshold) | set(unit_parents)
     for parent in _parents(numels):
         if parent in leaf.names or any(parent.endswith(suffix) for suffix in leaf.name_suffixes):

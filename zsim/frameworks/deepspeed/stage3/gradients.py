@@ -47,6 +47,12 @@ class Zero3Gradients(DeepSpeedEngine):
         self.world_size = self.group.size
         expert_ranks = 0 if stage.experts is None else stage.expert_group().size
         self.trace = trace = trace_of(stage.workload, self.zero, self.world_size, expert_ranks)
+        leaf, units = self.zero.leaf_module, trace.parameters_per_unit
+        missing = [name for name in leaf.names if name not in units]
+        missing += [end for end in leaf.name_suffixes if not any(unit.endswith(end) for unit in units)]
+        if missing:
+            where = f"{config.name}: zero_optimization.leaf_module"
+            stage.builder.notes.append(f"{where}: no module with parameters: {', '.join(missing)}; no effect")
         self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         self.reduce_stream = "reduce_scatter" if self.zero.overlap_comm else COMPUTE
         self.sub_groups = self._make_sub_groups()

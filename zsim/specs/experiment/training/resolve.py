@@ -72,6 +72,11 @@ def resolve_training(
     if connections != DEFAULT_CONNECTIONS and gpu.vendor != "nvidia":
         notes.append(f"training.device_max_connections is CUDA's: without effect on GPU '{gpu.name}'")
         connections = DEFAULT_CONNECTIONS
+    if table.garbage_collection_threshold is not None:
+        notes.append(
+            "training.garbage_collection_threshold: no effect: torch collects only below a limit that a "
+            "script sets (set_per_process_memory_fraction), and none is simulated"
+        )
     has_branches = table.has_4_bits and release_number(table.transformers or NEWEST) < _TABLE_OF_4_BITS
     if has_branches:
         notes.append(

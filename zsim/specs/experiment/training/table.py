@@ -276,6 +276,11 @@ class TrainingTable(StrictTable):
         description="PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions, a power of two; 1: sizes are "
         "rounded to 512 bytes",
     )  # fmt: skip
+    garbage_collection_threshold: float | None = Field(
+        default=None, gt=0, lt=1, strict=True,
+        description="PYTORCH_CUDA_ALLOC_CONF: without effect where the script sets no limit "
+        "(set_per_process_memory_fraction), as is simulated; left out: none",
+    )  # fmt: skip
     device_max_connections: int = Field(
         default=DEFAULT_CONNECTIONS, ge=1, le=MAX_CONNECTIONS, strict=True,
         description="CUDA_DEVICE_MAX_CONNECTIONS: hardware queues that streams share",
