@@ -56,7 +56,6 @@ _LLAMA = {
     "num_attention_heads": 32,
 }  # fmt: skip
 _QWEN2 = {**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016}
-_QWEN3_VL = "qwen_towers.qwen3_vl_tower"
 _IDEFICS3 = MultimodalFamily(
     "towers.idefics3_tower", "llama", "model.text_model", tower_keys=("scale_factor",), text_defaults=_LLAMA
 )
@@ -64,10 +63,10 @@ _IDEFICS3 = MultimodalFamily(
 MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "qwen2_vl": MultimodalFamily("qwen_towers.qwen2_vl_tower", "qwen2_vl_text"),
     "qwen2_5_vl": MultimodalFamily("qwen_towers.qwen2_5_vl_tower", "qwen2_5_vl_text"),
-    "qwen3_vl": MultimodalFamily(_QWEN3_VL, "qwen3_vl_text"),
-    "qwen3_vl_moe": MultimodalFamily(_QWEN3_VL, "qwen3_vl_moe_text"),
-    "qwen3_5": MultimodalFamily(_QWEN3_VL, "qwen3_5_text"),
-    "qwen3_5_moe": MultimodalFamily(_QWEN3_VL, "qwen3_5_moe_text"),
+    "qwen3_vl": MultimodalFamily("qwen_towers.qwen3_vl_tower", "qwen3_vl_text"),
+    "qwen3_vl_moe": MultimodalFamily("qwen_towers.qwen3_vl_tower", "qwen3_vl_moe_text"),
+    "qwen3_5": MultimodalFamily("qwen_towers.qwen3_vl_tower", "qwen3_5_text"),
+    "qwen3_5_moe": MultimodalFamily("qwen_towers.qwen3_vl_tower", "qwen3_5_moe_text"),
     "paligemma": MultimodalFamily(
         "towers.paligemma_tower", "gemma", tower_keys=("projection_dim",),
         text_defaults={"tie_word_embeddings": True},
@@ -139,7 +138,7 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
         "qwen_towers.qwen2_5_vl_tower", "qwen2_5_omni_text", audio="audio_towers.qwen2_5_omni_tower"
     ),
     "qwen3_omni_moe_thinker": MultimodalFamily(
-        _QWEN3_VL, "qwen3_omni_moe_text", audio="audio_towers.qwen3_omni_tower"
+        "qwen_towers.qwen3_vl_tower", "qwen3_omni_moe_text", audio="audio_towers.qwen3_omni_tower"
     ),
 }  # fmt: skip
 _TOWERS = ("vision_config", "audio_config", "vision_tower_config")
@@ -243,11 +242,7 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
             module, name=rename(module.name), parameter_owner=None if owner is None else rename(owner)
         )
 
-    deep = sum(
-        LazyFunction("qwen_towers.num_deep_features")(part)
-        for part, builder_name in config.towers
-        if builder_name == _QWEN3_VL
-    )
+    towers = tuple(LazyFunction(name)(part, model.hidden_size) for part, name in config.towers)
 
     def rename_all(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if names is None else tuple(map(rename, names))
@@ -256,12 +251,12 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
         model,
         family=config.towers[0][0].family,
         before=tuple(map(rename_module, model.before)),
-        blocks=_add_deep_features(model, deep),
+        blocks=_add_deep_features(model, sum(tower.num_deep_features for tower in towers)),
         after=tuple(map(rename_module, model.after)),
         block_prefix=rename(model.block_prefix),
         registered_before_blocks=rename_all(model.registered_before_blocks),
         registered_after_blocks=rename_all(model.registered_after_blocks),
-        towers=tuple(LazyFunction(name)(part, model.hidden_size) for part, name in config.towers),
+        towers=towers,
     )
 
 

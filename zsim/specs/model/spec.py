@@ -106,6 +106,8 @@ class Tower:
     rule: ImageRule | SoundRule
     is_attended: bool = False
     """Blocks of the language model attend to its rows, which are no tokens of sequences."""
+    num_deep_features: int = 0
+    """Layers whose features the language model's first layers add to the stream, one each."""
 
     @property
     def sees_sounds(self) -> bool:

@@ -43,7 +43,7 @@ def _bert(config: ConfigReader, kind: str, root: str, *, spare_rows: int) -> Mod
     config = config.add_defaults(vocab_size=50265 if kind == "Roberta" else 30522)
     hidden, vocab = config.integer("hidden_size", 768), config.integer("vocab_size")
     positions, types = config.integer("max_position_embeddings", 512), config.integer("type_vocab_size", 2)
-    dropout, act = config.fraction("hidden_dropout_prob", 0.1), config.string("hidden_act", "gelu")
+    dropout, act = config.fraction("hidden_dropout_prob", 0.1), config.activation("hidden_act", "gelu")
     block = _bert_block(config, kind, hidden, dropout, act)
     tables = {"word": vocab, "position": positions, "token_type": types}
     before = [
@@ -116,7 +116,7 @@ def modernbert(config: ConfigReader) -> ModelSpec:
     _check_architecture(config, "ModernBert")
     hidden, heads = config.integer("hidden_size", 768), config.integer("num_attention_heads", 12)
     head_dim, inner = config.head_dim(hidden, heads), config.integer("intermediate_size", 1152)
-    layers, act = config.num_blocks("num_hidden_layers"), config.string("hidden_activation", "gelu")
+    layers, act = config.num_blocks("num_hidden_layers"), config.activation("hidden_activation", "gelu")
     global_interval = config.integer("global_attn_every_n_layers", 3)
     half = config.integer("local_attention", 128) // 2
     windows = layer_windows(config, layers, half, [index % global_interval != 0 for index in range(layers)])
@@ -166,7 +166,7 @@ def modernbert(config: ConfigReader) -> ModelSpec:
     final = [
         layer_norm("model.final_norm", hidden, bias=norm_bias),
         linear("head.dense", hidden, hidden, bias=config.boolean("classifier_bias", False)),
-        activation("head.act", hidden, config.string("classifier_activation", "gelu")),
+        activation("head.act", hidden, config.activation("classifier_activation", "gelu")),
         layer_norm("head.norm", hidden, bias=norm_bias),
     ]
     return _masked_model(

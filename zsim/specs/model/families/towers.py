@@ -81,7 +81,7 @@ def lfm2_vl_tower(config: ConfigReader, width: int) -> Tower:
     inner, has_bias = config.integer("projector_hidden_size", 2560), config.boolean("projector_bias", True)
     root, merged = f"model.{_PROJECTOR}", hidden * merge**2
     has_norm = config.boolean("projector_use_layernorm", True)
-    act = config.string("projector_hidden_act", "gelu")
+    act = config.activation("projector_hidden_act", "gelu")
     projector = [
         *([layer_norm(f"{root}.layer_norm", merged)] if has_norm else []),
         *two_products(product_names(f"{root}."), merged, inner, width, act=act, bias=has_bias),
@@ -113,7 +113,7 @@ def _siglip(
             "model does not use, is not simulated; expected false, as the checkpoints say"
         )
     hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 3072)
-    act, patch = config.string("hidden_act", "gelu_pytorch_tanh"), rule.patch
+    act, patch = config.activation("hidden_act", "gelu_pytorch_tanh"), rule.patch
     block = clip_block(
         config, f"{kind}EncoderLayer", hidden, inner, act, heads=12,
         registers_norms="before" if root == _VISION else "behind",
@@ -150,7 +150,7 @@ def internvit_tower(config: ConfigReader, width: int) -> Tower:
     norms = [
         rms_norm(f"attention.{name}_norm", hidden) for name in "qk" if config.boolean("use_qk_norm", False)
     ]
-    act = config.string("hidden_act", "gelu")
+    act = config.activation("hidden_act", "gelu")
     modules = [
         norm("layernorm_before", hidden),
         *separate_qkv("attention", hidden, bias=has_bias),
@@ -265,7 +265,7 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
     config.check_kv_heads(heads, groups)
     head, inner = config.integer("head_dim", 64), config.integer("intermediate_size", 3072)
     act, is_clipped = (
-        config.string("hidden_activation", "gelu_pytorch_tanh"),
+        config.activation("hidden_activation", "gelu_pytorch_tanh"),
         config.boolean("use_clipped_linears", False),
     )
     product = partial(clipped_linear, is_clipped=is_clipped)
@@ -379,7 +379,7 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
         config.boolean("multimodal_projector_bias", False),
     )
     _check_feature_layer(config)
-    inner, act = config.integer("intermediate_size", 4096), config.string("hidden_act", "gelu")
+    inner, act = config.integer("intermediate_size", 4096), config.activation("hidden_act", "gelu")
     root = "attention"
     modules = [
         rms_norm("attention_norm", hidden),
@@ -397,7 +397,7 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
         *(f"{root}.{name}_proj" for name in "kvqo"), "ffn_norm",
     )  # fmt: skip
     projector = f"model.{_PROJECTOR}"
-    projector_act = config.string("projector_hidden_act", "gelu")
+    projector_act = config.activation("projector_hidden_act", "gelu")
     after = [
         rms_norm(f"{projector}.norm", hidden),
         linear(f"{projector}.patch_merger.merging_layer", merge**2 * hidden, hidden),
@@ -426,11 +426,11 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
     hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 3072)
     patch, side = config.integer("patch_size", 32), config.integer("image_size", 224)
     block = clip_block(
-        config, "CLIPEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"), heads=12
+        config, "CLIPEncoderLayer", hidden, inner, config.activation("hidden_act", "quick_gelu"), heads=12
     )
     has_bias = config.boolean("multimodal_projector_bias", True)
     root, projector = f"{_VISION}.embeddings", f"model.{_PROJECTOR}"
-    projector_act = config.string("projector_hidden_act", "gelu")
+    projector_act = config.activation("projector_hidden_act", "gelu")
     class_token = Module(
         f"{root}.class_token",
         residual("", hidden).op_spec,
@@ -476,7 +476,7 @@ def minimax_m3_tower(config: ConfigReader, width: int) -> Tower:
     """
     hidden, inner = config.integer("hidden_size", 1280), config.integer("intermediate_size", 5120)
     patch, merge = config.side("patch_size", 14), config.integer("spatial_merge_size", 2)
-    act, frames = config.string("hidden_act", "gelu"), config.integer("temporal_patch_size", 2)
+    act, frames = config.activation("hidden_act", "gelu"), config.integer("temporal_patch_size", 2)
     block = clip_block(config, "MiniMaxM3VLVisionEncoderLayer", hidden, inner, act, heads=16, rotary=True)
     root, projected = f"model.{_PROJECTOR}", config.integer("projector_hidden_size", 6144)
     first = two_products(product_names(f"{root}."), hidden, projected, width)
@@ -504,7 +504,7 @@ def step3p7_tower(config: ConfigReader, width: int) -> Tower:
     inner = int(hidden * config.number("mlp_ratio", 8960 / 1536))
     patch, side = config.integer("patch_size", 14), config.integer("image_size", 728)
     block = clip_block(
-        config, "Step3p7VisionEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"),
+        config, "Step3p7VisionEncoderLayer", hidden, inner, config.activation("hidden_act", "quick_gelu"),
         heads=16, rotary=True, norms=("layernorm_before", "layernorm_after"), registers_norms="last",
         scales=("lambda_1", "lambda_2"),
     )  # fmt: skip

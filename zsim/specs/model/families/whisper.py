@@ -60,7 +60,7 @@ def _block(config: ConfigReader, hidden: int, rows: int, *, keeps_rows: bool) ->
     """Self-attention, attention to the encoder's rows, and a plain MLP, each after a norm. The first block
     keeps the encoder's output for all.
     """
-    inner, act = config.integer("decoder_ffn_dim", 1536), config.string("activation_function", "gelu")
+    inner, act = config.integer("decoder_ffn_dim", 1536), config.activation("activation_function", "gelu")
     modules = [
         layer_norm("self_attn_layer_norm", hidden),
         *_attention(config, "self_attn", hidden),
