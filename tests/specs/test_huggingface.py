@@ -436,5 +436,5 @@ def test_every_family_of_the_table_is_known() -> None:
 def test_an_activation_that_transformers_has_not_is_refused() -> None:
     """It would be priced as torch's own kernel, whatever it is."""
     config = dict(read_model_config("llama-3-8b")[0]) | {"hidden_act": "slu"}
-    with pytest.raises(InputError, match="'hidden_act' is 'slu', an activation .* did you mean 'silu'"):
+    with pytest.raises(InputError, match=r"'hidden_act' is 'slu', an activation .* did you mean 'silu'"):
         model_from_config(config, "tiny", "tiny.json")

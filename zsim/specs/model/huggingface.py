@@ -121,6 +121,13 @@ _FAMILIES: dict[str, ModelFamily] = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ModelFamily(LazyFunction("encoders.roberta"))),
     "modernbert": ModelFamily(LazyFunction("encoders.modernbert")),
     **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(LazyFunction("t5.t5"), _T5_NAMES)),
+    **dict.fromkeys(
+        ("bart", "mbart", "m2m_100", "marian", "pegasus"),
+        ModelFamily(LazyFunction("bart.bart"), {
+            "d_model": ("hidden_size",), "encoder_layers": ("num_hidden_layers",),
+            "encoder_attention_heads": ("num_attention_heads",),
+        }),
+    ),
     "whisper": ModelFamily(LazyFunction("whisper.whisper"), {"d_model": ("hidden_size",)}),
 }  # fmt: skip
 
