@@ -288,9 +288,9 @@ def test_tokens_of_an_encoder_see_all_others() -> None:
 
 def test_an_encoder_with_another_head_is_refused() -> None:
     with pytest.raises(
-        InputError, match="'architectures' is BertForSequenceClassification; zsim knows Bert as"
+        InputError, match="'architectures' is BertForMultipleChoice; zsim knows Bert with the heads"
     ):
-        build("bert", architectures=["BertForSequenceClassification"])
+        build("bert", architectures=["BertForMultipleChoice"])
     with pytest.raises(InputError, match="'is_decoder' is true; expected false"):
         build("bert", is_decoder=True)
 

@@ -117,8 +117,14 @@ _FAMILIES: dict[str, ModelFamily] = {
     "lfm2_moe": ModelFamily(LazyFunction("lfm.lfm2_moe"), _MOE_NAMES),
     "lfm3": ModelFamily(LazyFunction("lfm.lfm3")),
     **dict.fromkeys(("rwkv7", "rwkv7_fla"), ModelFamily(LazyFunction("rwkv.rwkv7"))),
-    "bert": ModelFamily(LazyFunction("encoders.bert")),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ModelFamily(LazyFunction("encoders.roberta"))),
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert", "electra"), ModelFamily(LazyFunction("encoders.bert"))
+    ),
+    "distilbert": ModelFamily(LazyFunction("encoders.bert"), {
+        "hidden_size": ("dim",), "num_hidden_layers": ("n_layers",), "num_attention_heads": ("n_heads",),
+        "intermediate_size": ("hidden_dim",), "hidden_act": ("activation",),
+        "hidden_dropout_prob": ("dropout",), "attention_probs_dropout_prob": ("attention_dropout",),
+    }),
     "modernbert": ModelFamily(LazyFunction("encoders.modernbert")),
     **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(LazyFunction("t5.t5"), _T5_NAMES)),
     **dict.fromkeys(
