@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install zsim
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.image_processing_utils import select_best_resolution
 from transformers.models.kimi_linear import modeling_kimi_linear
 
 from tests.saved_bytes import saved_bytes
@@ -96,6 +98,8 @@ MULTIMODAL = {
     "Llama4": LLAMA4_VISION,
     "Mistral3": PIXTRAL,
     "Llava": CLIP,
+    "LlavaNext": CLIP,
+    "LlavaOnevision": {**CLIP, "vision_use_head": False},
     "Idefics3": CLIP,
     "SmolVLM": CLIP,
     "MiniMaxM3VL": CLIP,
@@ -171,10 +175,10 @@ def config_of(name: str, **values: Any) -> Any:
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
     text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
-    text |= {"model_type": "qwen2"} if family == "InternVL" else {}
+    text |= {"model_type": "qwen2"} if family in ("InternVL", "LlavaOnevision") else {}
     text |= {"model_type": "exaone4"} if family == "Exaone4_5_" else {}
     text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
-    text |= {"model_type": "llama"} if family in ("Llava", "Idefics3", "SmolVLM") else {}
+    text |= {"model_type": "llama"} if family in ("Llava", "LlavaNext", "Idefics3", "SmolVLM") else {}
     text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}
     text |= {"layer_types": ["conv", "full_attention"] * 2} if family == "Lfm2Vl" else {}
     text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
@@ -193,6 +197,28 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     assert sorted(named(model)) == sorted(named(module))
     if family.startswith("Qwen"):  # others register a norm or a projection in another order than they run it
         assert named(model) == named(module)
+
+
+@pytest.mark.parametrize(("family", "side"), [("LlavaNext", 336), ("LlavaOnevision", 384)])
+def test_an_image_on_canvases_has_the_tokens_and_tiles_of_transformers(family: str, side: int) -> None:
+    """Of five sizes, among them one smaller than a tile and one far larger than all canvases."""
+    config = config_of(
+        f"{family}Config", text_config={**TEXT, "model_type": "qwen2"}, vision_config={
+            **CLIP, "image_size": side, "vision_use_head": False, "model_type": "clip_vision_model",
+        },
+    )  # fmt: skip
+    tower = model_from_config(config.to_dict(), "tiny", "tiny.json").vision_tower
+    assert tower is not None
+    kind = getattr(transformers, f"{family}Processor")
+    processor = kind.__new__(kind)
+    processor.image_processor = SimpleNamespace(image_grid_pinpoints=config.image_grid_pinpoints)
+    processor.patch_size, processor.num_additional_image_tokens = 14, 0
+    processor.num_image_tokens, processor.vision_aspect_ratio = (side // 14) ** 2, "anyres_max_9"
+    for height, width in ((200, 300), (336, 672), (1000, 1500), (3000, 700), (4000, 4000)):
+        size = tower.image_rule.size_of(width, height)
+        assert size.tokens == processor._get_number_of_features(height, width, side, side)
+        best = select_best_resolution((height, width), config.image_grid_pinpoints)
+        assert size.tiles == 1 + best[0] * best[1] // side**2
 
 
 AUDIO: dict[str, dict[str, Any]] = {

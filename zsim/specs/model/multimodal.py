@@ -59,6 +59,14 @@ _QWEN2 = {**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016}
 _IDEFICS3 = MultimodalFamily(
     "towers.idefics3_tower", "llama", "model.text_model", tower_keys=("scale_factor",), text_defaults=_LLAMA
 )
+_LLAVA = MultimodalFamily(
+    "towers.llava_tower", "llama", text_defaults=_LLAMA,
+    tower_keys=("vision_feature_layer", "vision_feature_select_strategy", *_PROJECTOR),
+    tower_defaults={
+        "hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
+        "num_hidden_layers": 24, "num_attention_heads": 16,
+    },
+)  # fmt: skip
 
 MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "qwen2_vl": MultimodalFamily("qwen_towers.qwen2_vl_tower", "qwen2_vl_text"),
@@ -98,12 +106,16 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
         tower_keys=("spatial_merge_size", "vision_feature_layer", *_PROJECTOR),
         tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
     ),
-    "llava": MultimodalFamily(
-        "towers.llava_tower", "llama", text_defaults=_LLAMA,
-        tower_keys=("vision_feature_layer", "vision_feature_select_strategy", *_PROJECTOR),
+    "llava": _LLAVA,
+    "llava_next": replace(
+        _LLAVA, tower="towers.llava_next_tower", tower_keys=(*_LLAVA.tower_keys, "image_grid_pinpoints")
+    ),
+    "llava_onevision": MultimodalFamily(
+        "towers.llava_onevision_tower", "qwen2", text_defaults=_QWEN2,
+        tower_keys=("image_grid_pinpoints", "vision_aspect_ratio", *_PROJECTOR),
         tower_defaults={
-            "hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
-            "num_hidden_layers": 24, "num_attention_heads": 16,
+            "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384,
+            "num_hidden_layers": 26, "num_attention_heads": 16, "vision_use_head": False,
         },
     ),
     "lfm2_vl": MultimodalFamily(

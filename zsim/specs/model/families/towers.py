@@ -1,5 +1,5 @@
 """Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (PaliGemma, Gemma 3,
-Idefics 3, SmolVLM, LFM2-VL), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
+Idefics 3, SmolVLM, LFM2-VL, LLaVA-OneVision), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_*.py` and `configuration_*.py` of each). The
 bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
@@ -7,6 +7,7 @@ bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -454,6 +455,56 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
         block_prefix=f"{_VISION}.encoder.layers",
         hidden_size=hidden,
         rule=ImageRule(patch, 1, tile=side, class_tokens=1),
+    )
+
+
+def llava_next_tower(config: ConfigReader, width: int) -> Tower:
+    """LLaVA-NeXT's (LLaVA 1.6's): LLaVA 1.5's on all of an image and on tiles of it."""
+    sides = (1, 2), (2, 1), (2, 2), (3, 1), (1, 3)
+    return _on_canvases(config, llava_tower(config, width), width, sides)
+
+
+def llava_onevision_tower(config: ConfigReader, width: int) -> Tower:
+    """LLaVA-OneVision's: SigLIP on all of an image and on tiles of it. Of samples with several images, which
+    it does not cut into tiles, it is counted as if they were alone.
+    """
+    has_bias = config.boolean("multimodal_projector_bias", True)
+    act = config.activation("projector_hidden_act", "gelu")
+    names, hidden = product_names(f"model.{_PROJECTOR}."), config.integer("hidden_size", 768)
+    projector = two_products(names, hidden, width, width, act=act, bias=has_bias)
+    rule = ImageRule(config.integer("patch_size", 16), 1, tile=config.integer("image_size", 224))
+    sides = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7))
+    tower, area = (
+        _siglip(config, width, projector, rule),
+        config.string("vision_aspect_ratio", "anyres_max_9"),
+    )
+    if not area.removeprefix("anyres_max_").isdecimal():
+        raise config.error(f"'vision_aspect_ratio' is '{area}'; expected 'anyres_max_9' or another number")
+    return _on_canvases(config, tower, width, sides, max_area=int(area.removeprefix("anyres_max_")))
+
+
+def _on_canvases(
+    config: ConfigReader, tower: Tower, width: int, sides: Sequence[tuple[int, int]], *, max_area: int = 0
+) -> Tower:
+    """The tower on tiles of the canvases in the file, or of those with so many tiles on their `sides`. Its
+    projector sees padding too, and a parameter of the model ends rows of tokens.
+    """
+    rule, key = tower.image_rule, "image_grid_pinpoints"
+    default = [[rule.tile * side for side in canvas] for canvas in sides]
+    canvases = default if (value := config.values.get(key)) is None else value
+    if not isinstance(canvases, list) or not all(
+        isinstance(canvas, list) and len(canvas) == 2 and all(isinstance(side, int) for side in canvas)
+        for canvas in canvases
+    ):
+        raise config.error(f"'{key}' is {canvases!r}; expected a list of heights and widths")
+    newline = (Parameter("image_newline", (width,)),)
+    return replace(
+        tower,
+        after=(
+            *(on_rows(module, "patches") for module in tower.after[:-1]),
+            replace(tower.after[-1], parameters=newline, parameter_owner="model"),
+        ),
+        rule=replace(rule, canvases=tuple(map(tuple, canvases)), max_area=max_area),
     )
 
 
