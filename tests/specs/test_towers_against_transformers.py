@@ -455,6 +455,51 @@ def test_whisper_has_the_parameters_the_flops_and_keeps_the_bytes_of_transformer
     assert kept == pytest.approx(saved_bytes(module.parameters(), run), rel=0.01)
 
 
+def test_llama_3_2_vision_has_the_parameters_the_flops_and_keeps_the_bytes_of_transformers() -> None:
+    """Two samples of 128 tokens with one image each, of four tiles, with attention written out: names and
+    shapes, FLOPs of products, bytes within 1 %. A class token goes through zsim's patch embedding too, and so
+    do rows that fill up tiles: 104 rows for 100 patches. transformers makes the tower's mask by a product.
+    """
+    config = config_of(
+        "MllamaConfig",
+        vision_config={
+            "hidden_size": 64, "num_hidden_layers": 3, "num_global_layers": 2, "attention_heads": 4,
+            "intermediate_size": 96, "image_size": 140, "intermediate_layers_indices": [0, 1],
+            "vision_output_dim": 192, "supported_aspect_ratios": [[1, 1], [1, 2], [2, 2]],
+        },
+        text_config={**TEXT, "num_hidden_layers": 5, "cross_attention_layers": [1, 3]},
+    )  # fmt: skip
+    kind = transformers.MllamaForConditionalGeneration
+    module = kind._from_config(config, attn_implementation="eager").to(torch.bfloat16).train()
+    spec = model_from_config(config.to_dict(), "tiny", "tiny.json")
+    assert sorted(named(spec)) == sorted(named(module))
+    assert spec.vision_tower is not None
+    size = spec.vision_tower.image_rule.smallest
+    assert (size.rows, size.tokens) == (4 * 104, 4 * 101)
+    shape = BatchShape(2, 128, images=SampledImages(size, 1.0, 1.0))
+    in_blocks = (one for block in spec.blocks for one in block.modules)
+    modules = (*spec.before, *spec.vision_tower.modules, *in_blocks, *spec.after[:-1])
+    options, flops, kept = WorkOptions(attention="math"), 0.0, 0
+    for one in modules:
+        local = shape.seen_by(one)
+        flops += sum(kernel.flops for kernel in one.kernels(FORWARD, local, options))
+        kept += one.saved_bytes(local, options)
+    tokens, pixels = torch.zeros(2, 128, dtype=torch.long), torch.zeros(2, 1, 4, 3, 140, 140)
+
+    def run() -> Any:
+        return module(
+            input_ids=tokens, pixel_values=pixels.to(torch.bfloat16),
+            aspect_ratio_ids=torch.full((2, 1), 3), aspect_ratio_mask=torch.ones(2, 1, 4, dtype=torch.long),
+            use_cache=False,
+        ).logits  # fmt: skip
+
+    with FlopCounterMode(display=False) as counter:
+        run()
+    filled, mask = 2 * 4 * 4 * 2 * 3 * 14 * 14 * 64, 2 * 2 * (4 * 104) ** 2
+    assert flops - filled + mask == counter.get_total_flops()
+    assert kept == pytest.approx(saved_bytes(module.parameters(), run), rel=0.01)
+
+
 def test_a_block_of_gemma_3n_keeps_the_bytes_of_transformers() -> None:
     """Within 1 %, but for the cosines and sines that all blocks share: four streams, norms in fp32 twice, the
     router's inputs of both updates.

@@ -134,6 +134,7 @@ _FAMILIES: dict[str, ModelFamily] = {
             "encoder_attention_heads": ("num_attention_heads",),
         }),
     ),
+    "mllama_text_model": ModelFamily(LazyFunction("mllama.mllama")),
     "whisper": ModelFamily(LazyFunction("whisper.whisper"), {"d_model": ("hidden_size",)}),
 }  # fmt: skip
 
@@ -181,7 +182,6 @@ REFUSED_TYPES = {
     "falcon_mamba": _STATE_SPACES,
     "rwkv": "its layers are RWKV-4's recurrence",
     "zamba": "blocks of attention that several layers share",
-    "mllama": "its layers of attention to the rows of images",
     "phi4_multimodal": "its adapters by modality; its language model alone is a phi3",
     "nemotron-nas": "its layers, each of other heads and widths",
     "kimi_k3": "its sums of earlier layers' outputs and experts narrower than the model",

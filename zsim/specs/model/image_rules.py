@@ -20,7 +20,7 @@ from typing import Any, Literal
 from zsim.errors import InputError
 from zsim.specs.strategy.images import ImageSize, average_size
 
-Tiling = Literal["none", "nearest aspect", "largest scale", "longer side"]
+Tiling = Literal["none", "nearest aspect", "largest scale", "longer side", "filled"]
 Resizing = Literal["nearest", "never up", "fills"]
 _MAX_ASPECT = 200
 _FRAMES_PER_SECOND = 100
@@ -110,7 +110,8 @@ class ImageRule:
     """
     tiling: Tiling = "none"
     """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image, or
-    `max_tiles` on the longer side and as few as hold the image on the other.
+    `max_tiles` on the longer side and as few as hold the image on the other. Or it has `max_tiles` always,
+    whose rows see one another and are filled up to a multiple of 8 in each.
     """
     class_tokens: int = 0
     """Rows of the tower in each tile besides patches."""
@@ -162,6 +163,9 @@ class ImageRule:
             patches = (self.tile // self.patch) ** 2
             if self.min_tiles > 1:
                 return self._whole_and_tiles(width, height, patches)
+            if self.tiling == "filled":
+                rows = patches + self.class_tokens
+                return ImageSize(1, self.max_tiles * ceil(rows / 8) * 8, self.max_tiles * rows)
             tiles = self._tiles(width, height)
             return ImageSize(tiles, patches + self.class_tokens, tiles * (self.tile // self.factor) ** 2)
         if self.resizing == "fills":

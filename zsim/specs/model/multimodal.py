@@ -40,6 +40,8 @@ class MultimodalFamily:
     """The sizes of the vision tower of a file without its configuration."""
     has_optional_towers: bool = False
     """A tower without its configuration is not there. False for one with the sizes of the class."""
+    text_keys: tuple[str, ...] = ()
+    """Keys of the whole file that the language model reads too, where it is not alone."""
     audio: str | None = None
     """The name of that of its tower of sounds, which runs first."""
 
@@ -109,6 +111,9 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "llava": _LLAVA,
     "llava_next": replace(
         _LLAVA, tower="towers.llava_next_tower", tower_keys=(*_LLAVA.tower_keys, "image_grid_pinpoints")
+    ),
+    "mllama": MultimodalFamily(
+        "mllama.mllama_tower", "mllama_text_model", text_keys=("vision_config",)
     ),
     "llava_onevision": MultimodalFamily(
         "towers.llava_onevision_tower", "qwen2", text_defaults=_QWEN2,
@@ -202,6 +207,10 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
             text["tie_word_embeddings"] = is_tied or config["tie_word_embeddings"]
     if is_text_only:
         return ModelParts(text, where)
+    if family is not None and family.text_keys:
+        text = ChainMap(
+            {key: config.get(key) for key in family.text_keys}, cast(MutableMapping[str, Any], text)
+        )
     if family is None:
         tower = next((key for key in _TOWERS if isinstance(config.get(key), dict)), "")
         besides = (
