@@ -135,7 +135,7 @@ _FAMILIES: dict[str, ModelFamily] = {
         }),
     ),
     "mllama_text_model": ModelFamily(LazyFunction("mllama.mllama")),
-    "whisper": ModelFamily(LazyFunction("whisper.whisper"), {"d_model": ("hidden_size",)}),
+    "whisper": ModelFamily(LazyFunction("bart.whisper"), {"d_model": ("hidden_size",)}),
 }  # fmt: skip
 
 
@@ -182,6 +182,11 @@ REFUSED_TYPES = {
     "falcon_mamba": _STATE_SPACES,
     "rwkv": "its layers are RWKV-4's recurrence",
     "zamba": "blocks of attention that several layers share",
+    **dict.fromkeys(
+        ("deberta", "deberta-v2"), "its attention of contents to positions, and of those to contents"
+    ),
+    "recurrent_gemma": "its real-gated linear recurrences",
+    "xlstm": "its matrix memories",
     "phi4_multimodal": "its adapters by modality; its language model alone is a phi3",
     "nemotron-nas": "its layers, each of other heads and widths",
     "kimi_k3": "its sums of earlier layers' outputs and experts narrower than the model",

@@ -158,7 +158,7 @@ class ImageRule:
         if self.crop:
             return self._with_crops(width, height)
         if self.canvases:
-            return self._on_canvas(width, height)
+            return self._canvas_size(width, height)
         if self.tile:
             patches = (self.tile // self.patch) ** 2
             if self.min_tiles > 1:
@@ -247,7 +247,7 @@ class ImageRule:
         mean = average_size(views, (1, crops))
         return ImageSize(mean.tiles * (1 + crops), mean.patches, mean.tokens * (1 + crops))
 
-    def _on_canvas(self, width: int, height: int) -> ImageSize:
+    def _canvas_size(self, width: int, height: int) -> ImageSize:
         """On the canvas that keeps the most pixels, of several with the least padding."""
 
         def kept_pixels(canvas: tuple[int, int]) -> tuple[int, int]:

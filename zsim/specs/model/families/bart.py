@@ -1,8 +1,9 @@
-"""BART and what is built like it: mBART, M2M-100 and NLLB, Marian, Pegasus. And Whisper's decoder.
+"""BART and what is built like it: mBART, M2M-100 and NLLB, Marian, Pegasus, Whisper.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_bart.py`, `configuration_bart.py`, and those of
 the others). The decoder has as many tokens as the encoder: `sequence_length` of each. The encoder's last norm
-is counted with the modules after the blocks.
+is counted with the modules after the blocks. Whisper's encoder is a tower. Every sample has one sound of 30
+seconds, as it demands.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.audio_towers import whisper_encoder
 from zsim.specs.model.families.builders import (
     activation,
     attention,
     embedding,
+    language_model,
     layer_norm,
     linear,
     plain_mlp,
@@ -25,7 +28,7 @@ from zsim.specs.model.families.builders import (
 )
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Parameter
 
-LAYER_DROPOUTS = ("encoder_layerdrop", "decoder_layerdrop")
+_LAYER_DROPOUTS = ("encoder_layerdrop", "decoder_layerdrop")
 
 
 class _Variant(NamedTuple):
@@ -49,6 +52,7 @@ _VARIANTS = {
     "pegasus": _Variant("Pegasus", True, "fixed", ("layer_norm",)),
 }
 _SPARE_ROWS = 2  # of learned positions
+_DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def bart(config: ConfigReader) -> ModelSpec:
@@ -57,9 +61,9 @@ def bart(config: ConfigReader) -> ModelSpec:
     act, attention_dropout, layer_dropout = variant.defaults
     config = config.override(d_model=config.integer("d_model", 1024)).add_defaults(
         activation_function=act, attention_dropout=attention_dropout, dropout=0.1,
-        **dict.fromkeys(LAYER_DROPOUTS, layer_dropout),
+        **dict.fromkeys(_LAYER_DROPOUTS, layer_dropout),
     )  # fmt: skip
-    refuse_dropouts(config, LAYER_DROPOUTS)
+    _refuse_dropouts(config, *_LAYER_DROPOUTS)
     for key in ("tie_word_embeddings", "share_encoder_decoder_embeddings"):
         if not config.boolean(key, True):
             raise config.error(f"'{key}' is false; expected true: zsim has {variant.name} with one embedding")
@@ -102,14 +106,46 @@ def bart(config: ConfigReader) -> ModelSpec:
     )
     order = ("embed_positions", "layers", "layernorm_embedding", "layer_norm")
 
-    def place(name: str) -> tuple[int, int]:
+    def sort_key(name: str) -> tuple[int, int]:
         _, half, *rest = name.split(".")
         return ("shared", "encoder", "decoder").index(half), order.index(rest[0]) if half != "shared" else 0
 
-    return replace(model, registration=tuple(sorted((n for n, _ in model.named_parameters()), key=place)))
+    return replace(model, registration=tuple(sorted((n for n, _ in model.named_parameters()), key=sort_key)))
 
 
-def refuse_dropouts(config: ConfigReader, keys: Sequence[str]) -> None:
+def whisper(config: ConfigReader) -> ModelSpec:
+    """Whisper has a decoder with positions in a table, whose head is its embedding."""
+    _refuse_dropouts(config, *_DROPOUTS, *_LAYER_DROPOUTS)
+    hidden, rows = config.integer("d_model", 384), config.integer("max_source_positions", 1500)
+    config = config.override(d_model=hidden).add_defaults(vocab_size=51_865)
+    positions = config.integer("max_target_positions", 448)
+    first, later = (
+        _build_block(
+            config, "WhisperDecoderLayer", "decoder", keeps_rows=keeps_rows, rows=rows, key_bias=False,
+            sizes=(6, 1536),
+        )
+        for keeps_rows in (True, False)
+    )  # fmt: skip
+    model = language_model(
+        config,
+        hidden,
+        [
+            embedding("model.decoder.embed_tokens", config.integer("vocab_size"), hidden),
+            embedding("model.decoder.embed_positions", positions, hidden),
+            residual("model.decoder.add_positions", hidden),
+        ],
+        [first, *[later] * (config.num_blocks("decoder_layers", 4) - 1)],
+        positions,
+        root="model.decoder.layers",
+        final=[layer_norm("model.decoder.layer_norm", hidden)],
+        is_tied=True,
+    )
+    head = next(module for module in model.after if module.name == "lm_head")
+    after = tuple(replace(module, name="proj_out") if module is head else module for module in model.after)
+    return replace(model, after=after, has_encoder=True, towers=(whisper_encoder(config, rows),))
+
+
+def _refuse_dropouts(config: ConfigReader, *keys: str) -> None:
     """Raises InputError for a dropout that is not 0."""
     for key in keys:
         if config.fraction(key, 0.0):
@@ -117,7 +153,7 @@ def refuse_dropouts(config: ConfigReader, keys: Sequence[str]) -> None:
 
 
 def _inputs(config: ConfigReader, variant: _Variant, half: str, positions: int) -> list[Module]:
-    """What comes behind the embedding of a half: its scale, positions, norm and dropout."""
+    """The scale, positions, norm and dropout behind the embedding of a half."""
     hidden, root = config.integer("d_model"), f"model.{half}"
     modules = [activation(f"{root}.embed_scale", hidden, "scale")]
     if variant.positions != "computed":
@@ -134,13 +170,13 @@ def _inputs(config: ConfigReader, variant: _Variant, half: str, positions: int) 
 
 
 def _half_block(config: ConfigReader, variant: _Variant, half: str, *, keeps_rows: bool) -> Block:
-    return build_block(
+    return _build_block(
         config, f"{variant.name}{half.title()}Layer", half, keeps_rows=keeps_rows,
         norms_first=variant.norms_first,
     )  # fmt: skip
 
 
-def build_block(
+def _build_block(
     config: ConfigReader,
     kind: str,
     half: str,
@@ -167,10 +203,10 @@ def build_block(
     if config.fraction(inner_dropout, 0.0):
         mlp.insert(2, activation(inner_dropout, inner, "dropout"))
         mlp[1] = activation("activation_fn", inner, "relu_kept" if act == "relu" else act)
-    parts: list[tuple[str, str, list[Module]]] = [("self_attn", "self_attn_layer_norm", [])]
+    branches: list[tuple[str, str, list[Module]]] = [("self_attn", "self_attn_layer_norm", [])]
     if half == "decoder":
-        parts.append(("encoder_attn", "encoder_attn_layer_norm", []))
-    for name, _, products in parts:
+        branches.append(("encoder_attn", "encoder_attn_layer_norm", []))
+    for name, _, products in branches:
         is_cross = name == "encoder_attn"
         core = attention(
             f"{name}.core", heads, heads, hidden // heads, rotary=False, upcasts_softmax=False,
@@ -192,12 +228,12 @@ def build_block(
             linear(f"{name}.out_proj", hidden, hidden, bias=True),
         ]
     modules: list[Module] = []
-    for name, norm_name, branch in (*parts, ("mlp", "final_layer_norm", mlp)):
+    for name, norm_name, branch in (*branches, ("mlp", "final_layer_norm", mlp)):
         norm, add = layer_norm(norm_name, hidden), residual(f"{name}.residual", hidden, dropout)
         modules += [norm, *branch, add] if norms_first else [*branch, add, norm]
     order = [
         name
-        for part, norm_name, _ in parts
+        for part, norm_name, _ in branches
         for name in (
             *(f"{part}.{product}" for product in ("k_proj", "v_proj", "q_proj", "out_proj")),
             norm_name,

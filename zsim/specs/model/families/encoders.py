@@ -123,7 +123,7 @@ def bert(config: ConfigReader) -> ModelSpec:
     elif task == _SEQUENCES:
         final = [linear(dense, hidden, hidden, bias=True), activation(f"{dense}.act", hidden, squeeze)]
         head = head[0], last
-    return _with_head(
+    return _add_head(
         config,
         before,
         [_bert_block(config, variant, hidden, dropout, act)] * config.num_blocks("num_hidden_layers"),
@@ -233,7 +233,7 @@ def modernbert(config: ConfigReader) -> ModelSpec:
         layer_norm("head.norm", hidden, bias=norm_bias),
     ]
     labels = Linear(hidden, _num_labels(config, task)), "classifier"
-    return _with_head(
+    return _add_head(
         config,
         before,
         build_unique_blocks([(index == 0, window) for index, window in enumerate(windows)], block),
@@ -246,7 +246,7 @@ def modernbert(config: ConfigReader) -> ModelSpec:
 
 
 def _task_of(config: ConfigReader, kind: str) -> str:
-    """What the file's class is for, of masked tokens without one. Raises InputError for another class."""
+    """The task of the file's class, masked tokens without one. Raises InputError for another class."""
     tasks = (_LM, _SEQUENCES, _TOKENS, _ANSWERS)
     named = config.strings("architectures")
     task = next((task for task in tasks if not named or f"{kind}{task}" in named), None)
@@ -263,7 +263,7 @@ def _num_labels(config: ConfigReader, task: str) -> int:
     return 2 if task == _ANSWERS else config.integer("num_labels", len(config.nested("id2label").values) or 2)
 
 
-def _with_head(
+def _add_head(
     config: ConfigReader,
     before: Sequence[Module],
     blocks: Sequence[Block],

@@ -461,7 +461,7 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
 def llava_next_tower(config: ConfigReader, width: int) -> Tower:
     """LLaVA-NeXT's (LLaVA 1.6's): LLaVA 1.5's on all of an image and on tiles of it."""
     sides = (1, 2), (2, 1), (2, 2), (3, 1), (1, 3)
-    return _on_canvases(config, llava_tower(config, width), width, sides)
+    return _add_canvases(config, llava_tower(config, width), width, sides)
 
 
 def llava_onevision_tower(config: ConfigReader, width: int) -> Tower:
@@ -480,10 +480,10 @@ def llava_onevision_tower(config: ConfigReader, width: int) -> Tower:
     )
     if not area.removeprefix("anyres_max_").isdecimal():
         raise config.error(f"'vision_aspect_ratio' is '{area}'; expected 'anyres_max_9' or another number")
-    return _on_canvases(config, tower, width, sides, max_area=int(area.removeprefix("anyres_max_")))
+    return _add_canvases(config, tower, width, sides, max_area=int(area.removeprefix("anyres_max_")))
 
 
-def _on_canvases(
+def _add_canvases(
     config: ConfigReader, tower: Tower, width: int, sides: Sequence[tuple[int, int]], *, max_area: int = 0
 ) -> Tower:
     """The tower on tiles of the canvases in the file, or of those with so many tiles on their `sides`. Its
