@@ -75,7 +75,7 @@ def bart(config: ConfigReader) -> ModelSpec:
         count = config.num_blocks(f"{half}_layers", 12)
         blocks += [first, *[later] * (count - 1)]
         names += [f"model.{half}.layers.{number}" for number in range(count)]
-    model = ModelSpec(
+    return ModelSpec(
         name=config.name,
         family=config.family,
         hidden_size=hidden,
@@ -104,13 +104,6 @@ def bart(config: ConfigReader) -> ModelSpec:
         has_encoder=True,
         block_names=tuple(names),
     )
-    order = ("embed_positions", "layers", "layernorm_embedding", "layer_norm")
-
-    def sort_key(name: str) -> tuple[int, int]:
-        _, half, *rest = name.split(".")
-        return ("shared", "encoder", "decoder").index(half), order.index(rest[0]) if half != "shared" else 0
-
-    return replace(model, registration=tuple(sorted((n for n, _ in model.named_parameters()), key=sort_key)))
 
 
 def whisper(config: ConfigReader) -> ModelSpec:
