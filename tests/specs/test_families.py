@@ -47,8 +47,14 @@ def core(block: Block) -> Attention:
 
 
 def in_order(model: ModelSpec) -> list[tuple[str, list[int]]]:
-    """Names and shapes; T5's encoder ends with its norm, which zsim lists behind the decoder's blocks."""
+    """Names and shapes; T5's encoder ends with its norm, which zsim lists behind the decoder's blocks, and
+    BART's halves each with their tables before their blocks and norms behind.
+    """
     listed = [(name, list(parameter.shape)) for name, parameter in model.named_parameters()]
+    if model.family in ("bart", "mbart", "m2m_100", "marian", "pegasus"):
+        order = ("shared", "encoder.embed_p", "encoder.layers", "encoder.layernorm", "encoder.layer_norm",
+                 "decoder.embed_p", "decoder.layers", "decoder.layernorm", "decoder.layer_norm")  # fmt: skip
+        listed.sort(key=lambda one: next(i for i, part in enumerate(order) if f"model.{part}" in one[0]))
     if model.family == "t5":
         own = next(one for one in listed if one[0] == "encoder.final_layer_norm.weight")
         listed.remove(own)
