@@ -47,8 +47,14 @@ def core(block: Block) -> Attention:
 
 
 def in_order(model: ModelSpec) -> list[tuple[str, list[int]]]:
-    """Names and shapes; T5's encoder ends with its norm, which zsim lists behind the decoder's blocks."""
+    """Names and shapes; T5's encoder ends with its norm, which zsim lists behind the decoder's blocks, and
+    BART's halves each with their tables before their blocks and norms behind.
+    """
     listed = [(name, list(parameter.shape)) for name, parameter in model.named_parameters()]
+    if model.family in ("bart", "mbart", "m2m_100", "marian", "pegasus"):
+        order = ("shared", "encoder.embed_p", "encoder.layers", "encoder.layernorm", "encoder.layer_norm",
+                 "decoder.embed_p", "decoder.layers", "decoder.layernorm", "decoder.layer_norm")  # fmt: skip
+        listed.sort(key=lambda one: next(i for i, part in enumerate(order) if f"model.{part}" in one[0]))
     if model.family == "t5":
         own = next(one for one in listed if one[0] == "encoder.final_layer_norm.weight")
         listed.remove(own)
@@ -288,9 +294,9 @@ def test_tokens_of_an_encoder_see_all_others() -> None:
 
 def test_an_encoder_with_another_head_is_refused() -> None:
     with pytest.raises(
-        InputError, match="'architectures' is BertForSequenceClassification; zsim knows Bert as"
+        InputError, match="'architectures' is BertForMultipleChoice; zsim knows Bert with the heads"
     ):
-        build("bert", architectures=["BertForSequenceClassification"])
+        build("bert", architectures=["BertForMultipleChoice"])
     with pytest.raises(InputError, match="'is_decoder' is true; expected false"):
         build("bert", is_decoder=True)
 

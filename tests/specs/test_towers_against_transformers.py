@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install zsim
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.image_processing_utils import select_best_resolution
 from transformers.models.kimi_linear import modeling_kimi_linear
 
 from tests.saved_bytes import saved_bytes
@@ -96,6 +98,8 @@ MULTIMODAL = {
     "Llama4": LLAMA4_VISION,
     "Mistral3": PIXTRAL,
     "Llava": CLIP,
+    "LlavaNext": CLIP,
+    "LlavaOnevision": {**CLIP, "vision_use_head": False},
     "Idefics3": CLIP,
     "SmolVLM": CLIP,
     "MiniMaxM3VL": CLIP,
@@ -171,10 +175,10 @@ def config_of(name: str, **values: Any) -> Any:
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
     text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
-    text |= {"model_type": "qwen2"} if family == "InternVL" else {}
+    text |= {"model_type": "qwen2"} if family in ("InternVL", "LlavaOnevision") else {}
     text |= {"model_type": "exaone4"} if family == "Exaone4_5_" else {}
     text |= {"model_type": "ministral3"} if family == "Mistral3" else {}
-    text |= {"model_type": "llama"} if family in ("Llava", "Idefics3", "SmolVLM") else {}
+    text |= {"model_type": "llama"} if family in ("Llava", "LlavaNext", "Idefics3", "SmolVLM") else {}
     text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}
     text |= {"layer_types": ["conv", "full_attention"] * 2} if family == "Lfm2Vl" else {}
     text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
@@ -193,6 +197,28 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     assert sorted(named(model)) == sorted(named(module))
     if family.startswith("Qwen"):  # others register a norm or a projection in another order than they run it
         assert named(model) == named(module)
+
+
+@pytest.mark.parametrize(("family", "side"), [("LlavaNext", 336), ("LlavaOnevision", 384)])
+def test_an_image_on_canvases_has_the_tokens_and_tiles_of_transformers(family: str, side: int) -> None:
+    """Of five sizes, among them one smaller than a tile and one far larger than all canvases."""
+    config = config_of(
+        f"{family}Config", text_config={**TEXT, "model_type": "qwen2"}, vision_config={
+            **CLIP, "image_size": side, "vision_use_head": False, "model_type": "clip_vision_model",
+        },
+    )  # fmt: skip
+    tower = model_from_config(config.to_dict(), "tiny", "tiny.json").vision_tower
+    assert tower is not None
+    kind = getattr(transformers, f"{family}Processor")
+    processor = kind.__new__(kind)
+    processor.image_processor = SimpleNamespace(image_grid_pinpoints=config.image_grid_pinpoints)
+    processor.patch_size, processor.num_additional_image_tokens = 14, 0
+    processor.num_image_tokens, processor.vision_aspect_ratio = (side // 14) ** 2, "anyres_max_9"
+    for height, width in ((200, 300), (336, 672), (1000, 1500), (3000, 700), (4000, 4000)):
+        size = tower.image_rule.size_of(width, height)
+        assert size.tokens == processor._get_number_of_features(height, width, side, side)
+        best = select_best_resolution((height, width), config.image_grid_pinpoints)
+        assert size.tiles == 1 + best[0] * best[1] // side**2
 
 
 AUDIO: dict[str, dict[str, Any]] = {
@@ -426,6 +452,51 @@ def test_whisper_has_the_parameters_the_flops_and_keeps_the_bytes_of_transformer
     with FlopCounterMode(display=False) as counter:
         run()
     assert flops == counter.get_total_flops()
+    assert kept == pytest.approx(saved_bytes(module.parameters(), run), rel=0.01)
+
+
+def test_llama_3_2_vision_has_the_parameters_the_flops_and_keeps_the_bytes_of_transformers() -> None:
+    """Two samples of 128 tokens with one image each, of four tiles, with attention written out: names and
+    shapes, FLOPs of products, bytes within 1 %. A class token goes through zsim's patch embedding too, and so
+    do rows that fill up tiles: 104 rows for 100 patches. transformers makes the tower's mask by a product.
+    """
+    config = config_of(
+        "MllamaConfig",
+        vision_config={
+            "hidden_size": 64, "num_hidden_layers": 3, "num_global_layers": 2, "attention_heads": 4,
+            "intermediate_size": 96, "image_size": 140, "intermediate_layers_indices": [0, 1],
+            "vision_output_dim": 192, "supported_aspect_ratios": [[1, 1], [1, 2], [2, 2]],
+        },
+        text_config={**TEXT, "num_hidden_layers": 5, "cross_attention_layers": [1, 3]},
+    )  # fmt: skip
+    kind = transformers.MllamaForConditionalGeneration
+    module = kind._from_config(config, attn_implementation="eager").to(torch.bfloat16).train()
+    spec = model_from_config(config.to_dict(), "tiny", "tiny.json")
+    assert sorted(named(spec)) == sorted(named(module))
+    assert spec.vision_tower is not None
+    size = spec.vision_tower.image_rule.smallest
+    assert (size.rows, size.tokens) == (4 * 104, 4 * 101)
+    shape = BatchShape(2, 128, images=SampledImages(size, 1.0, 1.0))
+    in_blocks = (one for block in spec.blocks for one in block.modules)
+    modules = (*spec.before, *spec.vision_tower.modules, *in_blocks, *spec.after[:-1])
+    options, flops, kept = WorkOptions(attention="math"), 0.0, 0
+    for one in modules:
+        local = shape.seen_by(one)
+        flops += sum(kernel.flops for kernel in one.kernels(FORWARD, local, options))
+        kept += one.saved_bytes(local, options)
+    tokens, pixels = torch.zeros(2, 128, dtype=torch.long), torch.zeros(2, 1, 4, 3, 140, 140)
+
+    def run() -> Any:
+        return module(
+            input_ids=tokens, pixel_values=pixels.to(torch.bfloat16),
+            aspect_ratio_ids=torch.full((2, 1), 3), aspect_ratio_mask=torch.ones(2, 1, 4, dtype=torch.long),
+            use_cache=False,
+        ).logits  # fmt: skip
+
+    with FlopCounterMode(display=False) as counter:
+        run()
+    filled, mask = 2 * 4 * 4 * 2 * 3 * 14 * 14 * 64, 2 * 2 * (4 * 104) ** 2
+    assert flops - filled + mask == counter.get_total_flops()
     assert kept == pytest.approx(saved_bytes(module.parameters(), run), rel=0.01)
 
 

@@ -17,7 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = ROOT / "tests" / "specs" / "transformers_counts.json"
 DECODERS = ROOT / "tests" / "specs" / "decoder_counts.json"
-MASKED = {"bert", "roberta", "modernbert"}
+MASKED = {"bert", "roberta", "modernbert", "distilbert", "electra"}
+TRANSLATORS = {"t5", "bart", "mbart", "m2m_100", "marian", "pegasus"}
 # Not transformers' own code, or not by its own key names, or with weights that no checkpoint has (LongCat).
 ELSEWHERE = {"exaone", "mpt", "megatron", "qwen", "rwkv7", "longcat_flash"}
 _COUNTED = ("parameters", "tensors", "sha256")
@@ -40,7 +41,7 @@ def count(config: dict[str, Any]) -> tuple[int, int, str]:
     names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if model_type in MASKED:
         names = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    elif model_type == "t5":
+    elif model_type in TRANSLATORS:
         names = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     elif model_type == "whisper":
         names = modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES

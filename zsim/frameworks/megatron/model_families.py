@@ -154,7 +154,7 @@ def _projections(
 def _mlp(config: ConfigReader, name: str, hidden: int, inner: int, *, bias: bool) -> list[Module]:
     """One product before the activation, or gate and up where it is gated."""
     is_gated = config.boolean("gated", False)
-    act = config.string("activation", "silu" if is_gated else "gelu")
+    act = config.activation("activation", "silu" if is_gated else "gelu")
     products = [linear(f"{name}.linear_gate" if is_gated else f"{name}.linear_fc1", hidden, inner, bias=bias)]
     if is_gated:
         products.append(linear(f"{name}.linear_up", hidden, inner, bias=bias, shares_input=True))
@@ -177,7 +177,7 @@ def _experts(config: ConfigReader, hidden: int, ffn: int, *, bias: bool) -> list
         config.integer("moe_router_num_groups", 1), config.integer("moe_router_group_topk", 1),
         has_choice_bias=config.boolean("moe_router_enable_expert_bias", False),
     )  # fmt: skip
-    act = config.string("activation", "silu" if is_gated else "gelu")
+    act = config.activation("activation", "silu" if is_gated else "gelu")
     gate_up_width = width * (2 if is_gated else 1)
     weights = [
         Parameter("linear_fc1", (count, gate_up_width, hidden)),

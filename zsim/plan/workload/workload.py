@@ -294,7 +294,7 @@ class _Deriver:
         for number, block in enumerate(tower.blocks):
             is_reached = any(module.has_backward for module in block.modules)
             policy = self._training.tower_checkpointing if is_reached else "none"
-            segments.append(self.block(f"{tower.block_prefix}.{number}", block, policy, stream_bytes))
+            segments.append(self.block(tower.block_name(number), block, policy, stream_bytes))
         name = "audio projector" if tower.sees_sounds else "projector"
         return [*segments, self.segment(name, "between", "", (*tower.after, *following))]
 

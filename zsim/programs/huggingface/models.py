@@ -99,7 +99,7 @@ def freeze_tower(
         of_projector = [
             name for name in last if name not in inner or inner[name].startswith((*aligners, "proj"))
         ]
-        names += [*first, part.block_prefix, *of_tower] if tower else []
+        names += [*first, *part.block_lists, *of_tower] if tower else []
         names += [name for name in of_projector if name not in names] if projector else []
     settings = values.file.settings
     if names and is_full:

@@ -147,7 +147,7 @@ def add_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, froze
     after = _adapt_outer(model.after, adapters, adapted_names)
     towers = []
     for tower in model.towers:
-        names = [f"{tower.block_prefix}.{number}" for number in range(len(tower.blocks))]
+        names = [tower.block_name(number) for number in range(len(tower.blocks))]
         adapted_blocks = _adapt_blocks(tower.blocks, names, 0, adapters, adapted_names)
         before, last = (_adapt_outer(outer, adapters, adapted_names) for outer in (tower.before, tower.after))
         towers.append(replace(tower, before=before, blocks=adapted_blocks, after=last))

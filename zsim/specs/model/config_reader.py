@@ -11,6 +11,13 @@ from zsim.errors import InputError, did_you_mean
 
 MAX_BLOCKS = 50_000  # maximum that zsim simulates in one step
 _MISSING = object()
+# transformers 5.24 `ACT2CLS` (activations.py), Megatron's clamped one, and the one that MiniMax M3 names
+ACTIVATIONS = (
+    "silu", "swish", "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python",
+    "gelu_python_tanh", "gelu_pytorch_tanh", "quick_gelu", "clamped_quick_gelu", "hardswish", "laplace",
+    "leaky_relu", "linear", "mish", "prelu", "relu", "relu2", "relu6", "sigmoid", "sqrtsoftplus", "swigluoai",
+    "tanh", "xielu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,15 @@ class ConfigReader:
         if not isinstance(value, str):
             raise self.error(f"'{spelling}' is {value!r}; expected a text")
         return value
+
+    def activation(self, key: str, default: str) -> str:
+        """The name of a non-linearity. Raises InputError for one that transformers has not."""
+        if (name := self.string(key, default)) not in ACTIVATIONS:
+            hint = did_you_mean(name, ACTIVATIONS) or f"; expected one of {', '.join(ACTIVATIONS)}"
+            raise self.error(
+                f"'{self.find(key)[0]}' is '{name}', an activation that transformers has not{hint}"
+            )
+        return name
 
     def integers(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers, empty when absent."""

@@ -117,11 +117,25 @@ _FAMILIES: dict[str, ModelFamily] = {
     "lfm2_moe": ModelFamily(LazyFunction("lfm.lfm2_moe"), _MOE_NAMES),
     "lfm3": ModelFamily(LazyFunction("lfm.lfm3")),
     **dict.fromkeys(("rwkv7", "rwkv7_fla"), ModelFamily(LazyFunction("rwkv.rwkv7"))),
-    "bert": ModelFamily(LazyFunction("encoders.bert")),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ModelFamily(LazyFunction("encoders.roberta"))),
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert", "electra"), ModelFamily(LazyFunction("encoders.bert"))
+    ),
+    "distilbert": ModelFamily(LazyFunction("encoders.bert"), {
+        "hidden_size": ("dim",), "num_hidden_layers": ("n_layers",), "num_attention_heads": ("n_heads",),
+        "intermediate_size": ("hidden_dim",), "hidden_act": ("activation",),
+        "hidden_dropout_prob": ("dropout",), "attention_probs_dropout_prob": ("attention_dropout",),
+    }),
     "modernbert": ModelFamily(LazyFunction("encoders.modernbert")),
     **dict.fromkeys(("t5", "mt5", "umt5"), ModelFamily(LazyFunction("t5.t5"), _T5_NAMES)),
-    "whisper": ModelFamily(LazyFunction("whisper.whisper"), {"d_model": ("hidden_size",)}),
+    **dict.fromkeys(
+        ("bart", "mbart", "m2m_100", "marian", "pegasus"),
+        ModelFamily(LazyFunction("bart.bart"), {
+            "d_model": ("hidden_size",), "encoder_layers": ("num_hidden_layers",),
+            "encoder_attention_heads": ("num_attention_heads",),
+        }),
+    ),
+    "mllama_text_model": ModelFamily(LazyFunction("mllama.mllama")),
+    "whisper": ModelFamily(LazyFunction("bart.whisper"), {"d_model": ("hidden_size",)}),
 }  # fmt: skip
 
 
@@ -168,7 +182,11 @@ REFUSED_TYPES = {
     "falcon_mamba": _STATE_SPACES,
     "rwkv": "its layers are RWKV-4's recurrence",
     "zamba": "blocks of attention that several layers share",
-    "mllama": "its layers of attention to the rows of images",
+    **dict.fromkeys(
+        ("deberta", "deberta-v2"), "its attention of contents to positions, and of those to contents"
+    ),
+    "recurrent_gemma": "its real-gated linear recurrences",
+    "xlstm": "its matrix memories",
     "phi4_multimodal": "its adapters by modality; its language model alone is a phi3",
     "nemotron-nas": "its layers, each of other heads and widths",
     "kimi_k3": "its sums of earlier layers' outputs and experts narrower than the model",

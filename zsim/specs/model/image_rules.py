@@ -6,7 +6,8 @@ image_processing_kimi_k25.py `navit_resize`, image_processing_gemma4.py `get_asp
 image_processing_got_ocr2.py `get_optimal_tiled_canvas` (InternVL), image_processing_lfm2_vl.py
 `resize_and_split`, image_processing_llama4.py `get_best_fit`, processing_gemma3.py,
 image_processing_idefics3.py `resize_for_vision_encoder` (and SmolVLM's), image_processing_minimax_m3_vl.py,
-image_processing_llava.py, image_processing_step3p7.py `_plan_patches`.
+image_processing_llava.py, image_processing_step3p7.py `_plan_patches`, and of LLaVA-NeXT and LLaVA-OneVision
+`select_best_resolution` (image_processing_utils.py) and their processors' `_get_unpadded_features`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Literal
 from zsim.errors import InputError
 from zsim.specs.strategy.images import ImageSize, average_size
 
-Tiling = Literal["none", "nearest aspect", "largest scale", "longer side"]
+Tiling = Literal["none", "nearest aspect", "largest scale", "longer side", "filled"]
 Resizing = Literal["nearest", "never up", "fills"]
 _MAX_ASPECT = 200
 _FRAMES_PER_SECOND = 100
@@ -109,7 +110,8 @@ class ImageRule:
     """
     tiling: Tiling = "none"
     """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image, or
-    `max_tiles` on the longer side and as few as hold the image on the other.
+    `max_tiles` on the longer side and as few as hold the image on the other. Or it has `max_tiles` always,
+    whose rows see one another and are filled up to a multiple of 8 in each.
     """
     class_tokens: int = 0
     """Rows of the tower in each tile besides patches."""
@@ -121,6 +123,13 @@ class ImageRule:
     """Pixels that a side has at most. 0 without such a bound."""
     crop: int = 0
     """Pixels on the side of the crops that larger images are seen in besides the `tile` of all of it."""
+
+    canvases: tuple[tuple[int, int], ...] = ()
+    """Heights and widths in pixels of what tiles may cover, with one of the whole image. Padding is no token,
+    and each row of patches ends with a token.
+    """
+    max_area: int = 0
+    """Tiles whose patches become tokens at most, to which more are scaled down. 0 for all."""
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -148,10 +157,15 @@ class ImageRule:
             )
         if self.crop:
             return self._with_crops(width, height)
+        if self.canvases:
+            return self._canvas_size(width, height)
         if self.tile:
             patches = (self.tile // self.patch) ** 2
             if self.min_tiles > 1:
                 return self._whole_and_tiles(width, height, patches)
+            if self.tiling == "filled":
+                rows = patches + self.class_tokens
+                return ImageSize(1, self.max_tiles * ceil(rows / 8) * 8, self.max_tiles * rows)
             tiles = self._tiles(width, height)
             return ImageSize(tiles, patches + self.class_tokens, tiles * (self.tile // self.factor) ** 2)
         if self.resizing == "fills":
@@ -232,6 +246,26 @@ class ImageRule:
             crops *= max(1, side // window + (side >= window and side % window > 0.2 * window))
         mean = average_size(views, (1, crops))
         return ImageSize(mean.tiles * (1 + crops), mean.patches, mean.tokens * (1 + crops))
+
+    def _canvas_size(self, width: int, height: int) -> ImageSize:
+        """On the canvas that keeps the most pixels, of several with the least padding."""
+
+        def kept_pixels(canvas: tuple[int, int]) -> tuple[int, int]:
+            scale = min(canvas[1] / width, canvas[0] / height)
+            kept = min(int(width * scale) * int(height * scale), width * height)
+            return kept, kept - canvas[0] * canvas[1]
+
+        best, side = max(self.canvases, key=kept_pixels), self.tile // self.factor
+        rows, columns = (length // self.tile * side for length in best)
+        tiles, patches = 1 + rows * columns // side**2, (self.tile // self.patch) ** 2 + self.class_tokens
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        ratio = sqrt(rows * columns / (self.max_area * side**2)) if self.max_area else 0.0
+        if ratio > 1.1:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+        return ImageSize(tiles, patches, side**2 + rows * (columns + 1))
 
     def _whole_and_tiles(self, width: int, height: int, patches: int) -> ImageSize:
         columns, rows = (round(side / self.factor) or 0.5 for side in (width, height))

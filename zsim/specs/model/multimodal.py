@@ -40,6 +40,8 @@ class MultimodalFamily:
     """The sizes of the vision tower of a file without its configuration."""
     has_optional_towers: bool = False
     """A tower without its configuration is not there. False for one with the sizes of the class."""
+    text_keys: tuple[str, ...] = ()
+    """Keys of the whole file that the language model reads too, where it is not alone."""
     audio: str | None = None
     """The name of that of its tower of sounds, which runs first."""
 
@@ -56,18 +58,25 @@ _LLAMA = {
     "num_attention_heads": 32,
 }  # fmt: skip
 _QWEN2 = {**_LLAMA, "vocab_size": 151_936, "intermediate_size": 22_016}
-_QWEN3_VL = "qwen_towers.qwen3_vl_tower"
 _IDEFICS3 = MultimodalFamily(
     "towers.idefics3_tower", "llama", "model.text_model", tower_keys=("scale_factor",), text_defaults=_LLAMA
 )
+_LLAVA = MultimodalFamily(
+    "towers.llava_tower", "llama", text_defaults=_LLAMA,
+    tower_keys=("vision_feature_layer", "vision_feature_select_strategy", *_PROJECTOR),
+    tower_defaults={
+        "hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
+        "num_hidden_layers": 24, "num_attention_heads": 16,
+    },
+)  # fmt: skip
 
 MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "qwen2_vl": MultimodalFamily("qwen_towers.qwen2_vl_tower", "qwen2_vl_text"),
     "qwen2_5_vl": MultimodalFamily("qwen_towers.qwen2_5_vl_tower", "qwen2_5_vl_text"),
-    "qwen3_vl": MultimodalFamily(_QWEN3_VL, "qwen3_vl_text"),
-    "qwen3_vl_moe": MultimodalFamily(_QWEN3_VL, "qwen3_vl_moe_text"),
-    "qwen3_5": MultimodalFamily(_QWEN3_VL, "qwen3_5_text"),
-    "qwen3_5_moe": MultimodalFamily(_QWEN3_VL, "qwen3_5_moe_text"),
+    "qwen3_vl": MultimodalFamily("qwen_towers.qwen3_vl_tower", "qwen3_vl_text"),
+    "qwen3_vl_moe": MultimodalFamily("qwen_towers.qwen3_vl_tower", "qwen3_vl_moe_text"),
+    "qwen3_5": MultimodalFamily("qwen_towers.qwen3_vl_tower", "qwen3_5_text"),
+    "qwen3_5_moe": MultimodalFamily("qwen_towers.qwen3_vl_tower", "qwen3_5_moe_text"),
     "paligemma": MultimodalFamily(
         "towers.paligemma_tower", "gemma", tower_keys=("projection_dim",),
         text_defaults={"tie_word_embeddings": True},
@@ -99,12 +108,19 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
         tower_keys=("spatial_merge_size", "vision_feature_layer", *_PROJECTOR),
         tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
     ),
-    "llava": MultimodalFamily(
-        "towers.llava_tower", "llama", text_defaults=_LLAMA,
-        tower_keys=("vision_feature_layer", "vision_feature_select_strategy", *_PROJECTOR),
+    "llava": _LLAVA,
+    "llava_next": replace(
+        _LLAVA, tower="towers.llava_next_tower", tower_keys=(*_LLAVA.tower_keys, "image_grid_pinpoints")
+    ),
+    "mllama": MultimodalFamily(
+        "mllama.mllama_tower", "mllama_text_model", text_keys=("vision_config",)
+    ),
+    "llava_onevision": MultimodalFamily(
+        "towers.llava_onevision_tower", "qwen2", text_defaults=_QWEN2,
+        tower_keys=("image_grid_pinpoints", "vision_aspect_ratio", *_PROJECTOR),
         tower_defaults={
-            "hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
-            "num_hidden_layers": 24, "num_attention_heads": 16,
+            "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384,
+            "num_hidden_layers": 26, "num_attention_heads": 16, "vision_use_head": False,
         },
     ),
     "lfm2_vl": MultimodalFamily(
@@ -139,7 +155,7 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
         "qwen_towers.qwen2_5_vl_tower", "qwen2_5_omni_text", audio="audio_towers.qwen2_5_omni_tower"
     ),
     "qwen3_omni_moe_thinker": MultimodalFamily(
-        _QWEN3_VL, "qwen3_omni_moe_text", audio="audio_towers.qwen3_omni_tower"
+        "qwen_towers.qwen3_vl_tower", "qwen3_omni_moe_text", audio="audio_towers.qwen3_omni_tower"
     ),
 }  # fmt: skip
 _TOWERS = ("vision_config", "audio_config", "vision_tower_config")
@@ -191,6 +207,10 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
             text["tie_word_embeddings"] = is_tied or config["tie_word_embeddings"]
     if is_text_only:
         return ModelParts(text, where)
+    if family is not None and family.text_keys:
+        text = ChainMap(
+            {key: config.get(key) for key in family.text_keys}, cast(MutableMapping[str, Any], text)
+        )
     if family is None:
         tower = next((key for key in _TOWERS if isinstance(config.get(key), dict)), "")
         besides = (
@@ -243,11 +263,7 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
             module, name=rename(module.name), parameter_owner=None if owner is None else rename(owner)
         )
 
-    deep = sum(
-        LazyFunction("qwen_towers.num_deep_features")(part)
-        for part, builder_name in config.towers
-        if builder_name == _QWEN3_VL
-    )
+    towers = tuple(LazyFunction(name)(part, model.hidden_size) for part, name in config.towers)
 
     def rename_all(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if names is None else tuple(map(rename, names))
@@ -256,12 +272,12 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
         model,
         family=config.towers[0][0].family,
         before=tuple(map(rename_module, model.before)),
-        blocks=_add_deep_features(model, deep),
+        blocks=_add_deep_features(model, sum(tower.num_deep_features for tower in towers)),
         after=tuple(map(rename_module, model.after)),
         block_prefix=rename(model.block_prefix),
         registered_before_blocks=rename_all(model.registered_before_blocks),
         registered_after_blocks=rename_all(model.registered_after_blocks),
-        towers=tuple(LazyFunction(name)(part, model.hidden_size) for part, name in config.towers),
+        towers=towers,
     )
 
 

@@ -102,10 +102,25 @@ class Tower:
     after: tuple[Module, ...]
     """Mergers and projectors, by their full names, and what puts their output among the tokens."""
     block_prefix: str
+    """The prefix of a block's number, of the first list where there are several."""
     hidden_size: int
     rule: ImageRule | SoundRule
     is_attended: bool = False
     """Blocks of the language model attend to its rows, which are no tokens of sequences."""
+    num_deep_features: int = 0
+    """Layers whose features the language model's first layers add to the stream, one each."""
+    block_names: tuple[str, ...] = ()
+    """Full names of the blocks, where they are not numbered in one list."""
+
+    def block_name(self, number: int) -> str:
+        """The full name of a block."""
+        return self.block_names[number] if self.block_names else f"{self.block_prefix}.{number}"
+
+    @property
+    def block_lists(self) -> tuple[str, ...]:
+        """Names of the module lists that hold the blocks."""
+        names = (name.rpartition(".")[0] for name in self.block_names)
+        return tuple(dict.fromkeys(names)) or (self.block_prefix,)
 
     @property
     def sees_sounds(self) -> bool:
@@ -134,7 +149,7 @@ class Tower:
         changed: dict[Block, Block] = {}
         blocks = []
         for number, block in enumerate(self.blocks):
-            prefix = f"{self.block_prefix}.{number}"
+            prefix = self.block_name(number)
             modules = (change(f"{prefix}.{module.name}", module) for module in block.modules)
             new_block = replace(block, modules=tuple(modules))
             blocks.append(changed.setdefault(new_block, new_block))
@@ -236,7 +251,8 @@ class ModelSpec:
     def block_lists(self) -> tuple[str, ...]:
         """Names of the module lists that hold the blocks."""
         if not self.block_names:
-            return (self.block_prefix, *(tower.block_prefix for tower in self.towers))
+            in_towers = (name for tower in self.towers for name in tower.block_lists)
+            return (self.block_prefix, *in_towers)
         return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.block_names if name))
 
     @property
@@ -313,7 +329,7 @@ def _tower_parameters(tower: Tower) -> Iterator[tuple[str, Parameter]]:
         yield from _named_parameters_of("", module)
     for number, block in enumerate(tower.blocks):
         for module in block.registered_modules:
-            yield from _named_parameters_of(f"{tower.block_prefix}.{number}", module)
+            yield from _named_parameters_of(tower.block_name(number), module)
     for module in tower.after:
         yield from _named_parameters_of("", module)
 

@@ -114,7 +114,7 @@ def qwen3_omni_tower(config: ConfigReader, width: int) -> Tower:
     after = [
         layer_norm(f"{_ROOT}.ln_post", hidden),
         linear(first, hidden, hidden, bias=True),
-        activation(f"{_ROOT}.act", hidden, config.string("activation_function", "gelu")),
+        activation(f"{_ROOT}.act", hidden, config.activation("activation_function", "gelu")),
         linear(last, hidden, output, bias=True),
     ]
     kind = "Qwen3ASR" if is_asr else "Qwen3OmniMoe"
@@ -144,7 +144,7 @@ def gemma4_sounds(config: ConfigReader, width: int) -> Tower:
     frames, a convolution and two MLPs.
     """
     hidden, is_clipped = config.integer("hidden_size", 1024), config.boolean("use_clipped_linears", True)
-    heads, act = config.integer("num_attention_heads", 8), config.string("hidden_act", "silu")
+    heads, act = config.integer("num_attention_heads", 8), config.activation("hidden_act", "silu")
     chunk = config.integer("attention_chunk_size", 12)
     context = chunk + config.integer("attention_context_left", 13) - 1
     context += config.integer("attention_context_right", 0, minimum=0)
@@ -281,7 +281,7 @@ def _whisper_tower(
     projector = [linear(f"{_PROJECTOR}.{names[0]}", inputs, width, bias=bias)]
     if not is_single:
         projector += [
-            activation(f"{_PROJECTOR}.{names[1]}", width, config.string("projector_hidden_act", "gelu")),
+            activation(f"{_PROJECTOR}.{names[1]}", width, config.activation("projector_hidden_act", "gelu")),
             linear(f"{_PROJECTOR}.{names[2]}", width, width, bias=bias),
         ]
     norm = layer_norm(f"{_ROOT}.layer_norm", hidden)
@@ -339,7 +339,10 @@ def _tower(
     """`after` is the last norm, on `norm_rows`, and the projector on those of tokens."""
     hidden, inner = config.integer("d_model", 1280), config.integer("encoder_ffn_dim", 5120)
     rows: SampleRows = "frame windows" if rule.window else "frames"
-    act, heads = config.string("activation_function", "gelu"), config.integer("encoder_attention_heads", 20)
+    act, heads = (
+        config.activation("activation_function", "gelu"),
+        config.integer("encoder_attention_heads", 20),
+    )
     norms = "self_attn_layer_norm", "final_layer_norm"
     clip = clip_block(config, kind, hidden, inner, act, heads=heads, norms=norms)
     modules = [_block_module(module, kind) for module in clip.modules]

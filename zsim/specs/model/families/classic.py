@@ -61,7 +61,7 @@ def falcon(config: ConfigReader) -> ModelSpec:
         attention_modules.append(layer_norm("post_attention_layernorm", hidden))
     elif num_norms == 2:
         norms = [layer_norm("ln_attn", hidden), layer_norm("ln_mlp", hidden, shares_input=True)]
-    inner, act = config.integer("ffn_hidden_size", 4 * hidden), config.string("activation", "gelu")
+    inner, act = config.integer("ffn_hidden_size", 4 * hidden), config.activation("activation", "gelu")
     shares_input = is_parallel and num_norms == 1
     mlp = plain_mlp(_FOUR_H, hidden, inner, act, bias=has_bias, shares_input=shares_input)
     adds = [residual("attention_residual", hidden)] if is_parallel else []
@@ -177,7 +177,7 @@ def _opt_block(config: ConfigReader, hidden: int, *, is_before: bool, is_affine:
         linear("self_attn.out_proj", hidden, hidden, bias=has_bias),
         residual("self_attn.residual", hidden, dropout),
     ]
-    act = config.string("activation_function", "relu")
+    act = config.activation("activation_function", "relu")
     mlp = [
         *plain_mlp(("fc1", "activation_fn", "fc2"), hidden, config.integer("ffn_dim"), act, bias=has_bias),
         residual("residual", hidden, dropout),

@@ -47,7 +47,7 @@ def deepseek_v4(config: ConfigReader) -> ModelSpec:
         head_dim=config.integer("head_dim", 512),
         vocab=config.integer("vocab_size"),
         dropout=0.0,
-        act=config.string("hidden_act", "silu"),
+        act=config.activation("hidden_act", "silu"),
     )
     model = decoder(
         config, shape, build_unique_blocks(_layers(config, layers), _DeepseekV4(config, shape).block),

@@ -178,7 +178,7 @@ class _Gemma4:
 
     def __init__(self, config: ConfigReader, shape: Shape) -> None:
         self.config, self.shape = config, shape
-        self.act = config.string("hidden_activation", "gelu_pytorch_tanh")
+        self.act = config.activation("hidden_activation", "gelu_pytorch_tanh")
         self.is_causal = config.string("use_bidirectional_attention", "") != "all"
         self.has_wide_mlp = config.boolean("use_double_wide_mlp", False)
 

@@ -50,7 +50,7 @@ def _gpt2(config: ConfigReader, kind: str, product: Product, kv_heads: int, act:
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("n_inner", 4 * hidden)
     dropout, score_dropout = config.fraction("resid_pdrop", 0.1), config.fraction("attn_pdrop", 0.1)
-    act = config.string("activation_function", act)
+    act = config.activation("activation_function", act)
     qkv = product("attn.c_attn", hidden, (heads + 2 * kv_heads) * head_dim)
     core = attention(
         "attn.core", heads, kv_heads, head_dim, rotary=False, dropout=score_dropout, upcasts_softmax=False
@@ -80,7 +80,7 @@ def gpt_neo(config: ConfigReader) -> ModelSpec:
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("intermediate_size", 4 * hidden)
     dropout, score_dropout = config.fraction("resid_dropout", 0.0), config.fraction("attention_dropout", 0.0)
-    act = config.string("activation_function", "gelu_new")
+    act = config.activation("activation_function", "gelu_new")
     root = "attn.attention"
     norms = layer_norm("ln_1", hidden), layer_norm("ln_2", hidden)
     adds = residual(f"{root}.resid_dropout", hidden, dropout), residual("mlp.dropout", hidden, dropout)
@@ -129,7 +129,7 @@ def gptj(config: ConfigReader) -> ModelSpec:
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("n_inner", 4 * hidden)
     dropout, score_dropout = config.fraction("resid_pdrop", 0.0), config.fraction("attn_pdrop", 0.0)
-    act = config.string("activation_function", "gelu_new")
+    act = config.activation("activation_function", "gelu_new")
     modules = (
         layer_norm("ln_1", hidden),
         *separate_qkv("attn", hidden),
@@ -150,7 +150,7 @@ def gpt_neox(config: ConfigReader) -> ModelSpec:
     """Two norms on the same input where the residual is parallel (the default)."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.head_dim(hidden, heads)
-    inner, act = config.integer("intermediate_size"), config.string("hidden_act", "gelu")
+    inner, act = config.integer("intermediate_size"), config.activation("hidden_act", "gelu")
     has_bias = config.boolean("attention_bias", True)
     dropout, score_dropout = config.fraction("hidden_dropout", 0.0), config.fraction("attention_dropout", 0.0)
     attention_modules = [

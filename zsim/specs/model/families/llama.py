@@ -78,7 +78,7 @@ class Shape:
             head_dim=explicit or config.head_dim(hidden, heads),
             vocab=config.integer("vocab_size"),
             dropout=config.fraction("attention_dropout", 0.0),
-            act=config.string(act_key, act or "silu"),
+            act=config.activation(act_key, act or "silu"),
         )
 
 

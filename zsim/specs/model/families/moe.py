@@ -55,7 +55,7 @@ def routed_mlp(
         parameters.insert(1, Parameter("gate_up_proj_bias", (num_experts, 2 * width)))
         parameters.append(Parameter("down_proj_bias", (num_experts, hidden)))
         scores.append(Parameter("bias", (num_experts,)))
-    op_spec = Experts(num_experts, top_k, hidden, width, act or config.string("hidden_act", "silu"))
+    op_spec = Experts(num_experts, top_k, hidden, width, act or config.activation("hidden_act", "silu"))
     router = replace(choice, in_features=hidden, num_experts=num_experts, top_k=top_k)
     experts = f"{gate.rpartition('.')[0]}.experts"
     return [Module(gate, router, tuple(scores)), Module(experts, op_spec, tuple(parameters))]

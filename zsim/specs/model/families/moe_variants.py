@@ -168,7 +168,7 @@ def longcat_flash(config: ConfigReader) -> ModelSpec:
         vocab_size=131_072, hidden_size=6144, ffn_hidden_size=12_288, num_layers=28, num_attention_heads=64,
     )  # fmt: skip
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    ffn, act = config.integer("ffn_hidden_size"), config.string("hidden_act", "silu")
+    ffn, act = config.integer("ffn_hidden_size"), config.activation("hidden_act", "silu")
     count, zeros = config.integer("n_routed_experts", 512), config.integer("zero_expert_num", 256, minimum=0)
     top_k = config.integer("moe_topk", 12)
     width = config.integer("expert_ffn_hidden_size", 2048)

@@ -119,7 +119,7 @@ def _mlp(config: ConfigReader, shape: Shape) -> list[Module]:
 
 def _plain(config: ConfigReader, root: str, hidden: int, width: int) -> list[Module]:
     names = f"{root}.up_proj", f"{root}.act_fn", f"{root}.down_proj"
-    act = config.string("mlp_hidden_act", "relu2")
+    act = config.activation("mlp_hidden_act", "relu2")
     return plain_mlp(names, hidden, width, act, bias=config.boolean("mlp_bias", False))
 
 
@@ -136,7 +136,7 @@ def _experts(config: ConfigReader, shape: Shape) -> list[Module]:
         shape.hidden, count, top_k, "sigmoid", config.integer("n_group", 1), config.integer("topk_group", 1),
         in_fp32=True, has_choice_bias=True, normalizes=config.boolean("norm_topk_prob", True),
     )  # fmt: skip
-    experts = Experts(count, top_k, rows, width, config.string("mlp_hidden_act", "relu2"), is_gated=False)
+    experts = Experts(count, top_k, rows, width, config.activation("mlp_hidden_act", "relu2"), is_gated=False)
     weights = (Parameter("up_proj", (count, width, rows)), Parameter("down_proj", (count, rows, width)))
     stacked = [Module("mixer.experts", experts, weights)]
     if latent:

@@ -45,7 +45,7 @@ def qwen2_vl_tower(config: ConfigReader, width: int) -> Tower:
     """Qwen2-VL's, with attention within images and no learned positions."""
     hidden = config.integer("embed_dim", 1280)
     inner = round(hidden * config.number("mlp_ratio", 4.0))
-    act = config.string("hidden_act", "quick_gelu")
+    act = config.activation("hidden_act", "quick_gelu")
     mlp = plain_mlp(("mlp.fc1", "mlp.act", "mlp.fc2"), hidden, inner, act)
     block = _qwen_block(config, "Qwen2VLVisionBlock", hidden, mlp)
     return _qwen_tower(config, hidden, [block] * config.num_blocks("depth"), width, 14, (3136, 12_845_056))
@@ -54,7 +54,7 @@ def qwen2_vl_tower(config: ConfigReader, width: int) -> Tower:
 def qwen2_5_vl_tower(config: ConfigReader, width: int) -> Tower:
     """Qwen2.5-VL's: RMSNorm and a gated MLP, attention within windows but for a few layers."""
     hidden, inner = config.integer("hidden_size", 3584), config.integer("intermediate_size", 3420)
-    mlp = gated_mlp("mlp", hidden, inner, config.string("hidden_act", "silu"), bias=True)
+    mlp = gated_mlp("mlp", hidden, inner, config.activation("hidden_act", "silu"), bias=True)
     depth, full = config.integer("depth", 32), config.integers("fullatt_block_indexes") or [7, 15, 23, 31]
 
     def block(rows: SampleRows) -> Block:
@@ -71,7 +71,7 @@ def qwen3_vl_tower(config: ConfigReader, width: int) -> Tower:
     the middle have mergers too, whose features are added to the language model's first layers.
     """
     hidden, inner = config.integer("hidden_size", 1152), config.integer("intermediate_size", 4304)
-    act = config.string("hidden_act", "gelu_pytorch_tanh")
+    act = config.activation("hidden_act", "gelu_pytorch_tanh")
     mlp = plain_mlp(("mlp.linear_fc1", "mlp.act_fn", "mlp.linear_fc2"), hidden, inner, act)
     block = _qwen_block(config, "Qwen3VLVisionBlock", hidden, mlp)
     blocks = [block] * config.integer("depth", 27)
@@ -86,20 +86,14 @@ def qwen3_vl_tower(config: ConfigReader, width: int) -> Tower:
     ]
     merged = hidden * config.integer("spatial_merge_size", 2) ** 2
     deep: list[Module] = []
-    for number in range(num_deep_features(config)):
+    count = len(config.integers(layers)) if (layers := "deepstack_visual_indexes") in config.values else 3
+    count = 0 if config.family.startswith("qwen3_5") else count
+    for number in range(count):
         root = f"{_VISUAL}.{'merger_list' if is_omni else 'deepstack_merger_list'}.{number}"
         deep += _merger(root, merged, merged, width, _OMNI_MERGER if is_omni else _MERGER)
     after = (*tower.after[:-1], *(on_rows(module, "merged") for module in deep), tower.after[-1])
-    return replace(tower, before=(*tower.before, *interpolation), after=after)
-
-
-def num_deep_features(config: ConfigReader) -> int:
-    """The layers of Qwen3-VL's tower whose features the language model's layers add."""
-    if config.family.startswith("qwen3_5"):
-        return 0
-    return (
-        len(config.integers("deepstack_visual_indexes")) if "deepstack_visual_indexes" in config.values else 3
-    )
+    before = (*tower.before, *interpolation)
+    return replace(tower, before=before, after=after, num_deep_features=count)
 
 
 def _qwen_tower(
@@ -186,7 +180,7 @@ def glm4v_tower(config: ConfigReader, width: int) -> Tower:
     and a convolution that joins four patches before the merger. Its positions are read between sixteen of the
     table, in fp32.
     """
-    hidden, act = config.integer("hidden_size", 1536), config.string("hidden_act", "silu")
+    hidden, act = config.integer("hidden_size", 1536), config.activation("hidden_act", "silu")
     patch, merge = config.side("patch_size", 14), config.integer("spatial_merge_size", 2)
     output, inner = config.integer("out_hidden_size", 4096), config.integer("intermediate_size", 13696)
     has_bias = config.boolean("attention_bias", False)
@@ -285,7 +279,7 @@ def _moonvit_tower(
         linear(name, hidden, 3 * hidden // len(names.qkv), bias=True, shares_input=number > 0)
         for number, name in enumerate(names.qkv)
     ]
-    act = config.string("hidden_act", "gelu_pytorch_tanh")
+    act = config.activation("hidden_act", "gelu_pytorch_tanh")
     modules = [
         layer_norm(names.norms[0], hidden),
         *products,

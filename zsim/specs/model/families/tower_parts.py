@@ -74,18 +74,21 @@ def clip_block(
     registers_norms: Literal["behind", "before", "last"] = "behind",
     products: Sequence[str] = ("k_proj", "v_proj", "q_proj", "out_proj"),
     scales: Sequence[str] = (),
+    scale_width: int = 0,
+    bias: bool = True,
 ) -> Block:
     """CLIP's block: norms before attention and a plain MLP, with biases everywhere.
 
     `products` are those of attention as they are registered, the output's last. Norms are registered behind
     what reads them, before it, or last. With `scales` branches are multiplied by vectors of these names.
+    Without `bias` attention has none.
     """
-    branches = [[learned_scale(name, hidden)] for name in scales] or [[], []]
+    branches = [[learned_scale(name, hidden, scale_width)] for name in scales] or [[], []]
     modules = [
         layer_norm(norms[0], hidden),
-        *separate_qkv("self_attn", hidden, bias=True),
+        *separate_qkv("self_attn", hidden, bias=bias),
         tower_core("self_attn.core", config.integer("num_attention_heads", heads), hidden, rotary=rotary),
-        linear(f"self_attn.{products[-1]}", hidden, hidden, bias=True),
+        linear(f"self_attn.{products[-1]}", hidden, hidden, bias=bias),
         *branches[0],
         residual("self_attn.residual", hidden),
         layer_norm(norms[1], hidden),
@@ -159,7 +162,7 @@ def projector_modules(modules: Sequence[Module], width: int, on_patches: Sequenc
     return (*projected, Module("image_features", ImageFeatures(width)))
 
 
-def learned_scale(name: str, width: int) -> Module:
-    """A branch times a learned vector, which is a parameter of the block."""
+def learned_scale(name: str, width: int, numel: int = 0) -> Module:
+    """A branch times a learned vector, or so many numbers, which is a parameter of the block."""
     scale = activation(name, width, "learned_scale")
-    return replace(scale, parameters=(Parameter(name, (width,)),), parameter_owner="")
+    return replace(scale, parameters=(Parameter(name, (numel or width,)),), parameter_owner="")

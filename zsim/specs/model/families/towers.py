@@ -1,5 +1,5 @@
 """Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (PaliGemma, Gemma 3,
-Idefics 3, SmolVLM, LFM2-VL), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
+Idefics 3, SmolVLM, LFM2-VL, LLaVA-OneVision), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_*.py` and `configuration_*.py` of each). The
 bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
@@ -7,6 +7,7 @@ bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -81,7 +82,7 @@ def lfm2_vl_tower(config: ConfigReader, width: int) -> Tower:
     inner, has_bias = config.integer("projector_hidden_size", 2560), config.boolean("projector_bias", True)
     root, merged = f"model.{_PROJECTOR}", hidden * merge**2
     has_norm = config.boolean("projector_use_layernorm", True)
-    act = config.string("projector_hidden_act", "gelu")
+    act = config.activation("projector_hidden_act", "gelu")
     projector = [
         *([layer_norm(f"{root}.layer_norm", merged)] if has_norm else []),
         *two_products(product_names(f"{root}."), merged, inner, width, act=act, bias=has_bias),
@@ -113,7 +114,7 @@ def _siglip(
             "model does not use, is not simulated; expected false, as the checkpoints say"
         )
     hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 3072)
-    act, patch = config.string("hidden_act", "gelu_pytorch_tanh"), rule.patch
+    act, patch = config.activation("hidden_act", "gelu_pytorch_tanh"), rule.patch
     block = clip_block(
         config, f"{kind}EncoderLayer", hidden, inner, act, heads=12,
         registers_norms="before" if root == _VISION else "behind",
@@ -150,7 +151,7 @@ def internvit_tower(config: ConfigReader, width: int) -> Tower:
     norms = [
         rms_norm(f"attention.{name}_norm", hidden) for name in "qk" if config.boolean("use_qk_norm", False)
     ]
-    act = config.string("hidden_act", "gelu")
+    act = config.activation("hidden_act", "gelu")
     modules = [
         norm("layernorm_before", hidden),
         *separate_qkv("attention", hidden, bias=has_bias),
@@ -265,7 +266,7 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
     config.check_kv_heads(heads, groups)
     head, inner = config.integer("head_dim", 64), config.integer("intermediate_size", 3072)
     act, is_clipped = (
-        config.string("hidden_activation", "gelu_pytorch_tanh"),
+        config.activation("hidden_activation", "gelu_pytorch_tanh"),
         config.boolean("use_clipped_linears", False),
     )
     product = partial(clipped_linear, is_clipped=is_clipped)
@@ -379,7 +380,7 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
         config.boolean("multimodal_projector_bias", False),
     )
     _check_feature_layer(config)
-    inner, act = config.integer("intermediate_size", 4096), config.string("hidden_act", "gelu")
+    inner, act = config.integer("intermediate_size", 4096), config.activation("hidden_act", "gelu")
     root = "attention"
     modules = [
         rms_norm("attention_norm", hidden),
@@ -397,7 +398,7 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
         *(f"{root}.{name}_proj" for name in "kvqo"), "ffn_norm",
     )  # fmt: skip
     projector = f"model.{_PROJECTOR}"
-    projector_act = config.string("projector_hidden_act", "gelu")
+    projector_act = config.activation("projector_hidden_act", "gelu")
     after = [
         rms_norm(f"{projector}.norm", hidden),
         linear(f"{projector}.patch_merger.merging_layer", merge**2 * hidden, hidden),
@@ -426,11 +427,11 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
     hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 3072)
     patch, side = config.integer("patch_size", 32), config.integer("image_size", 224)
     block = clip_block(
-        config, "CLIPEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"), heads=12
+        config, "CLIPEncoderLayer", hidden, inner, config.activation("hidden_act", "quick_gelu"), heads=12
     )
     has_bias = config.boolean("multimodal_projector_bias", True)
     root, projector = f"{_VISION}.embeddings", f"model.{_PROJECTOR}"
-    projector_act = config.string("projector_hidden_act", "gelu")
+    projector_act = config.activation("projector_hidden_act", "gelu")
     class_token = Module(
         f"{root}.class_token",
         residual("", hidden).op_spec,
@@ -457,6 +458,56 @@ def llava_tower(config: ConfigReader, width: int) -> Tower:
     )
 
 
+def llava_next_tower(config: ConfigReader, width: int) -> Tower:
+    """LLaVA-NeXT's (LLaVA 1.6's): LLaVA 1.5's on all of an image and on tiles of it."""
+    sides = (1, 2), (2, 1), (2, 2), (3, 1), (1, 3)
+    return _add_canvases(config, llava_tower(config, width), width, sides)
+
+
+def llava_onevision_tower(config: ConfigReader, width: int) -> Tower:
+    """LLaVA-OneVision's: SigLIP on all of an image and on tiles of it. Of samples with several images, which
+    it does not cut into tiles, it is counted as if they were alone.
+    """
+    has_bias = config.boolean("multimodal_projector_bias", True)
+    act = config.activation("projector_hidden_act", "gelu")
+    names, hidden = product_names(f"model.{_PROJECTOR}."), config.integer("hidden_size", 768)
+    projector = two_products(names, hidden, width, width, act=act, bias=has_bias)
+    rule = ImageRule(config.integer("patch_size", 16), 1, tile=config.integer("image_size", 224))
+    sides = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7))
+    tower, area = (
+        _siglip(config, width, projector, rule),
+        config.string("vision_aspect_ratio", "anyres_max_9"),
+    )
+    if not area.removeprefix("anyres_max_").isdecimal():
+        raise config.error(f"'vision_aspect_ratio' is '{area}'; expected 'anyres_max_9' or another number")
+    return _add_canvases(config, tower, width, sides, max_area=int(area.removeprefix("anyres_max_")))
+
+
+def _add_canvases(
+    config: ConfigReader, tower: Tower, width: int, sides: Sequence[tuple[int, int]], *, max_area: int = 0
+) -> Tower:
+    """The tower on tiles of the canvases in the file, or of those with so many tiles on their `sides`. Its
+    projector sees padding too, and a parameter of the model ends rows of tokens.
+    """
+    rule, key = tower.image_rule, "image_grid_pinpoints"
+    default = [[rule.tile * side for side in canvas] for canvas in sides]
+    canvases = default if (value := config.values.get(key)) is None else value
+    if not isinstance(canvases, list) or not all(
+        isinstance(canvas, list) and len(canvas) == 2 and all(isinstance(side, int) for side in canvas)
+        for canvas in canvases
+    ):
+        raise config.error(f"'{key}' is {canvases!r}; expected a list of heights and widths")
+    newline = (Parameter("image_newline", (width,)),)
+    return replace(
+        tower,
+        after=(
+            *(on_rows(module, "patches") for module in tower.after[:-1]),
+            replace(tower.after[-1], parameters=newline, parameter_owner="model"),
+        ),
+        rule=replace(rule, canvases=tuple(map(tuple, canvases)), max_area=max_area),
+    )
+
+
 def idefics3_tower(config: ConfigReader, width: int) -> Tower:
     """Idefics 3's and SmolVLM's: SigLIP on tiles, four on the longer side of an image, and one product of
     squares of patches.
@@ -476,7 +527,7 @@ def minimax_m3_tower(config: ConfigReader, width: int) -> Tower:
     """
     hidden, inner = config.integer("hidden_size", 1280), config.integer("intermediate_size", 5120)
     patch, merge = config.side("patch_size", 14), config.integer("spatial_merge_size", 2)
-    act, frames = config.string("hidden_act", "gelu"), config.integer("temporal_patch_size", 2)
+    act, frames = config.activation("hidden_act", "gelu"), config.integer("temporal_patch_size", 2)
     block = clip_block(config, "MiniMaxM3VLVisionEncoderLayer", hidden, inner, act, heads=16, rotary=True)
     root, projected = f"model.{_PROJECTOR}", config.integer("projector_hidden_size", 6144)
     first = two_products(product_names(f"{root}."), hidden, projected, width)
@@ -504,7 +555,7 @@ def step3p7_tower(config: ConfigReader, width: int) -> Tower:
     inner = int(hidden * config.number("mlp_ratio", 8960 / 1536))
     patch, side = config.integer("patch_size", 14), config.integer("image_size", 728)
     block = clip_block(
-        config, "Step3p7VisionEncoderLayer", hidden, inner, config.string("hidden_act", "quick_gelu"),
+        config, "Step3p7VisionEncoderLayer", hidden, inner, config.activation("hidden_act", "quick_gelu"),
         heads=16, rotary=True, norms=("layernorm_before", "layernorm_after"), registers_norms="last",
         scales=("lambda_1", "lambda_2"),
     )  # fmt: skip

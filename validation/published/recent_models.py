@@ -1,0 +1,88 @@
+"""Errors of published runs of hybrid, sparse and multimodal models by precision, with the goals beside them.
+
+    python -m validation.published.recent_models RUNS.csv...
+
+predicts the rows of role report and writes RECENT_MODELS.md: means over models, so that one with many rows
+counts once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from validation.published.predict import predict_row
+from validation.published.table import PublishedRun, read_runs
+from zsim.report.views.text.plain import markdown, named_columns
+from zsim.study.measured.prediction import RowResult
+
+PAGE = Path(__file__).parent / "RECENT_MODELS.md"
+GOALS = {"16 bits": 0.08, "fp8 and 4 bits": 0.12, "peak memory": 0.06}
+_LARGE = 0.25
+
+
+def kind_of(run: PublishedRun) -> str:
+    """The goal that a row's step counts to."""
+    precision = run.text("precision").lower()
+    return "fp8 and 4 bits" if any(name in precision for name in ("fp8", "mxfp", "nvfp4")) else "16 bits"
+
+
+def lines_of(results: Sequence[tuple[PublishedRun, RowResult]]) -> list[str]:
+    """The page: by goal, by model, and why rows are left out."""
+    errors: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in GOALS}
+    for run, result in results:
+        model = run.text("model")
+        if result.relative_error is not None:
+            errors[kind_of(run)][model].append(result.relative_error)
+        if result.memory_relative_error is not None:
+            errors["peak memory"][model].append(result.memory_relative_error)
+    rows, models = [], []
+    for kind, by_model in errors.items():
+        means = {name: mean(map(abs, values)) for name, values in by_model.items()}
+        every = [error for values in by_model.values() for error in values]
+        if not every:
+            continue
+        large = sum(abs(error) > _LARGE for error in every)
+        rows.append((
+            kind, str(len(every)), str(len(means)), f"{mean(means.values()):.1%}", f"{mean(every):+.1%}",
+            str(large), f"{GOALS[kind]:.0%}",
+        ))  # fmt: skip
+        models += [
+            (kind, name, str(len(by_model[name])), f"{error:.1%}", f"{mean(by_model[name]):+.1%}")
+            for name, error in sorted(means.items(), key=lambda item: -item[1])
+        ]
+    reasons = Counter(str(result.reason) for _, result in results if result.relative_error is None)
+    return [
+        "# Hybrid, sparse and multimodal models",
+        "",
+        "Errors of rows of role report, by which no number was chosen: predicted over measured, less one.",
+        "Written by `python -m validation.published.recent_models RUNS.csv...`.",
+        "",
+        *markdown(named_columns(
+            "what", "rows", "models", "mean of models", "bias", f"beyond {_LARGE:.0%}", "goal"
+        ), rows),
+        "",
+        *markdown(named_columns("what", "model", "rows", "mean", "bias"), models),
+        "",
+        "Left out:",
+        "",
+        *(f"- {count}: {reason}" for reason, count in sorted(reasons.items())),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    """Predict the rows of the tables and write the page."""
+    runs = [run for run in read_runs(map(Path, sys.argv[1:])).runs if run.text("role") == "report"]
+    results = []
+    for run in runs:
+        result = predict_row(run)
+        print(run.row_id, result.relative_error, result.memory_relative_error, result.reason, flush=True)
+        results.append((run, result))
+    PAGE.write_text("\n".join(lines_of(results)) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
