@@ -327,6 +327,11 @@ def test_no_mask_is_made_where_nothing_is_padded(
         ("gpt2", "4.41", "math", None),
         ("gpt2", "4.42", "flash", None),
         ("bloom-7b1", "5.24", "math", None),
+        *((name, "4.48", "math", None) for name in ("t5-large", "pegasus-large")),
+        ("mbart-large-50", "4.44", "math", None),
+        ("mbart-large-50", "4.45", "flash", None),
+        ("pegasus-large", "4.53", "flash", None),
+        ("t5-large", "5.15", "flash", None),
     ],
 )
 def test_attention_of_a_release_is_that_of_its_model(

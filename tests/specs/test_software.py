@@ -1,5 +1,6 @@
 """`training.software`: releases and years as defaults of other keys."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.key_index import first_unknown_segment
+from zsim.specs.model.families import decoders
+from zsim.specs.model.huggingface import FAMILIES
 from zsim.specs.model.spec import Attention
 from zsim.specs.strategy.registry import STRATEGIES
 
@@ -263,3 +266,43 @@ def test_flash_attention_of_transformers_asks_the_gpu_whether_sequences_are_pack
         module.op_spec for module in job.model.blocks[0].modules if isinstance(module.op_spec, Attention)
     ]
     assert [core.host_waits for core in cores] == [reads]
+
+
+SDPA_IN_4_36 = "bart falcon gpt_bigcode whisper"
+SDPA_FROM_THEIR_FIRST_RELEASE = "bamba jamba mllama_text_model modernbert"
+NOT_IN_4_48 = """
+    bailing_hybrid deepseek_v32 deepseek_v4 falcon_h1 gemma3n_text gemma4_text gemma4_unified_text
+    glm_moe_dsa gpt_oss granitemoehybrid kimi_linear lara_mini lfm2 lfm2_moe lfm3 llama4_text
+    longcat_flash minimax minimax_m3 minimax_m3_vl_text nemotron_h olmo_hybrid qwen qwen3_5_moe_text
+    qwen3_5_text qwen3_next rwkv7 rwkv7_fla zamba2
+"""
+
+
+def test_every_family_older_than_transformers_4_48_has_sdpa_or_a_release_that_brought_it() -> None:
+    (releases,) = (entry["families"] for entry in preset_table("software")["default"] if "families" in entry)
+    others = f"{SDPA_IN_4_36} {SDPA_FROM_THEIR_FIRST_RELEASE} {NOT_IN_4_48}".split()
+    assert set(releases) <= set(FAMILIES)
+    assert set(FAMILIES) - set(decoders.names()) - set(releases) - {"megatron"} == set(others)
+
+
+def test_attention_is_of_the_language_model_behind_a_tower(tmp_path: Path) -> None:
+    """LLaVA over Llama gets the mask that LlamaModel makes of every batch in 4.38, over Mistral what Mistral
+    has before 4.37."""
+    text = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 8, "num_key_value_heads": 8}  # fmt: skip
+    tower = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64, "patch_size": 14,
+             "image_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4}  # fmt: skip
+    for family, release, expected in (
+        ("llama", "4.38", ("flash", "scores")),
+        ("mistral", "4.38", ("flash", None)),
+        ("mistral", "4.36", ("math", None)),
+    ):
+        config = {
+            "model_type": "llava",
+            "text_config": {"model_type": family, **text},
+            "vision_config": tower,
+        }
+        model = tmp_path / f"{family}.json"
+        model.write_text(json.dumps(config))
+        training = job_of(tmp_path, f"transformers {release}", kind="ddp", model=str(model)).training
+        assert (training.attention, training.padding_mask) == expected

@@ -271,6 +271,7 @@ def add_towers(model: ModelSpec, config: ModelParts) -> ModelSpec:
     return replace(
         model,
         family=config.towers[0][0].family,
+        text_family=model.family,
         before=tuple(map(rename_module, model.before)),
         blocks=_add_deep_features(model, sum(tower.num_deep_features for tower in towers)),
         after=tuple(map(rename_module, model.after)),

@@ -217,6 +217,8 @@ class ModelSpec:
     """Towers of sounds and of images, in the order in which they run between the modules before the blocks
     and the blocks.
     """
+    text_family: str | None = None
+    """The family of the language model behind towers. None without towers."""
 
     @property
     def vision_tower(self) -> Tower | None:

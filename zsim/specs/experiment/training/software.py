@@ -53,7 +53,7 @@ def apply_software(
     values: dict[str, Any] = {}
     for entry in preset_table(_PRESET)["default"]:
         key, release = entry["key"], releases.get(entry["software"])
-        if release is None or key in values or not _holds(entry, release, experiment, model.family):
+        if release is None or key in values or not _holds(entry, release, experiment, model):
             continue
         value = _value(entry, release, experiment, cluster)
         if value is not None:
@@ -125,8 +125,9 @@ def _releases_in(
             yield name, releases[earlier[-1]]
 
 
-def _holds(entry: Mapping[str, Any], release: str, experiment: Experiment, family: str) -> bool:
+def _holds(entry: Mapping[str, Any], release: str, experiment: Experiment, model: ModelSpec) -> bool:
     number, when = release_number(release), entry.get("when", {})
+    family = model.text_family or model.family
     before = entry["families"].get(family, "0") if "families" in entry else entry.get("before")
     is_in_range = release_number(entry.get("since", "0")) <= number and (
         before is None or number < release_number(before)
