@@ -301,6 +301,12 @@ def test_an_encoder_with_another_head_is_refused() -> None:
         build("bert", is_decoder=True)
 
 
+def test_electra_without_a_width_is_as_wide_as_its_blocks() -> None:
+    model = model_from_config({"model_type": "electra", "num_hidden_layers": 2}, "tiny", "tiny.json")
+    (query, *_) = model.blocks[0].modules
+    assert (model.hidden_size, query.numel) == (256, 256 * 256 + 256)
+
+
 def test_relatives_of_roberta_are_roberta() -> None:
     sizes = {"vocab_size": 96, "type_vocab_size": 1, "num_hidden_layers": 2}
     roberta, *relatives = (

@@ -125,6 +125,7 @@ def bert(config: ConfigReader) -> ModelSpec:
         head = head[0], last
     return _add_head(
         config,
+        hidden,
         before,
         [_bert_block(config, variant, hidden, dropout, act)] * config.num_blocks("num_hidden_layers"),
         final,
@@ -235,6 +236,7 @@ def modernbert(config: ConfigReader) -> ModelSpec:
     labels = Linear(hidden, _num_labels(config, task)), "classifier"
     return _add_head(
         config,
+        hidden,
         before,
         build_unique_blocks([(index == 0, window) for index, window in enumerate(windows)], block),
         final,
@@ -265,6 +267,7 @@ def _num_labels(config: ConfigReader, task: str) -> int:
 
 def _add_head(
     config: ConfigReader,
+    hidden: int,
     before: Sequence[Module],
     blocks: Sequence[Block],
     final: Sequence[Module],
@@ -292,7 +295,7 @@ def _add_head(
     return ModelSpec(
         name=config.name,
         family=config.family,
-        hidden_size=config.integer("hidden_size", 768),
+        hidden_size=hidden,
         vocab_size=outputs,
         max_positions=positions,
         before=tuple(before),
