@@ -301,6 +301,28 @@ def test_an_encoder_with_another_head_is_refused() -> None:
         build("bert", is_decoder=True)
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "head", "other"),
+    [
+        ("bart", "Bart", "ForConditionalGeneration", "ForSequenceClassification"),
+        ("bart", "Bart", "ForConditionalGeneration", "ForCausalLM"),
+        ("marian", "Marian", "MTModel", "ForCausalLM"),
+        ("umt5", "UMT5", "ForConditionalGeneration", "EncoderModel"),
+    ],
+)
+def test_a_translator_with_another_head_is_refused(family: str, kind: str, head: str, other: str) -> None:
+    """Published checkpoints of BART's name the class without a head, from which a translator is made."""
+    plain = build(family)
+    for name in (head, "Model"):
+        assert build(family, architectures=[f"{kind}{name}"]) == plain
+    with pytest.raises(
+        InputError, match=f"{kind}{other}; zsim knows {kind} as a translator: expected {kind}{head}"
+    ):
+        build(family, architectures=[f"{kind}{other}"])
+    with pytest.raises(InputError, match="'is_encoder_decoder' is false; expected true"):
+        build(family, is_encoder_decoder=False)
+
+
 def test_electra_without_a_width_is_as_wide_as_its_blocks() -> None:
     model = model_from_config({"model_type": "electra", "num_hidden_layers": 2}, "tiny", "tiny.json")
     (query, *_) = model.blocks[0].modules

@@ -17,6 +17,7 @@ from zsim.specs.model.families.audio_towers import whisper_encoder
 from zsim.specs.model.families.builders import (
     activation,
     attention,
+    check_translator,
     embedding,
     language_model,
     layer_norm,
@@ -58,6 +59,7 @@ _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 def bart(config: ConfigReader) -> ModelSpec:
     """An encoder and a decoder that share their embedding with the head."""
     variant = _VARIANTS[config.family]
+    check_translator(config, variant.name)
     act, attention_dropout, layer_dropout = variant.defaults
     config = config.override(d_model=config.integer("d_model", 1024)).add_defaults(
         activation_function=act, attention_dropout=attention_dropout, dropout=0.1,
@@ -108,6 +110,7 @@ def bart(config: ConfigReader) -> ModelSpec:
 
 def whisper(config: ConfigReader) -> ModelSpec:
     """Whisper has a decoder with positions in a table, whose head is its embedding."""
+    check_translator(config, "Whisper")
     _refuse_dropouts(config, *_DROPOUTS, *_LAYER_DROPOUTS)
     hidden, rows = config.integer("d_model", 384), config.integer("max_source_positions", 1500)
     config = config.override(d_model=hidden).add_defaults(vocab_size=51_865)

@@ -25,6 +25,20 @@ from zsim.specs.model.spec import (
 )
 
 
+def check_translator(config: ConfigReader, kind: str) -> None:
+    """Raises InputError for a file whose class is not the translator `kind`, nor its parts without a head."""
+    head = "MTModel" if kind == "Marian" else "ForConditionalGeneration"
+    names = f"{kind}{head}", f"{kind}Model", f"{kind}WithLMHeadModel"  # the last as T5 had it before 4.0
+    classes = config.strings("architectures")
+    if classes and not set(names) & set(classes):
+        raise config.error(
+            f"'architectures' is {', '.join(classes)}; zsim knows {kind} as a translator: expected "
+            f"{names[0]}, or the key left out"
+        )
+    if not config.boolean("is_encoder_decoder", True):
+        raise config.error(f"'is_encoder_decoder' is false; expected true: zsim has {kind} with both halves")
+
+
 def linear(
     name: str, in_features: int, out_features: int, *, bias: bool = False, shares_input: bool = False
 ) -> Module:

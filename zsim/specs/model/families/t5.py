@@ -13,6 +13,7 @@ from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
     activation,
     attention,
+    check_translator,
     linear,
     replace_op_fields,
     residual,
@@ -29,6 +30,7 @@ def t5(config: ConfigReader) -> ModelSpec:
     """T5 has distances between tokens as a bias, learned in the first block of each half, and dropout
     everywhere. umT5 learns a bias in every block.
     """
+    check_translator(config, _KINDS[config.family].removesuffix("Block"))
     if config.family != "t5":
         sizes = {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": 250_112}
         absent = {key: size for key, size in sizes.items() if config.optional_integer(key) is None}
