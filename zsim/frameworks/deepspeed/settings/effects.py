@@ -115,8 +115,8 @@ def _other_block_notes(
         )
     if file.activation_checkpointing is not None:
         notes.append(
-            f"{where}: activation_checkpointing: taken as of a model that calls deepspeed.checkpointing; "
-            "[training] activation_checkpointing says what is recomputed"
+            f"{where}: activation_checkpointing: simulated as if the model calls deepspeed.checkpointing; "
+            "torch's checkpoint would ignore it. training.activation_checkpointing says what is recomputed"
         )
     if file.pipeline is not None:
         notes.append(f"{where}: pipeline: only for a PipelineModule; no effect")
