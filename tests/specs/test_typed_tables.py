@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
+from zsim import frameworks
 from zsim.specs.experiment.load import change_experiment
 
 JOB: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "nodes": 1}
@@ -65,6 +66,15 @@ def test_settings_complete_their_keys() -> None:
     code = "import inspect, zsim; print(*inspect.signature(zsim.Fsdp2).parameters)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"replicate", "reshard_after_forward"} <= set(run.stdout.split())
+
+
+def test_settings_load_no_study() -> None:
+    names = ", ".join(f"zsim.{name}" for name in frameworks.__all__)
+    code = f"import sys, zsim; {names}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not [
+        name for name in run.stdout.split() if name.startswith(("zsim.study", "zsim.goodput", "zsim.ui"))
+    ]
 
 
 def test_settings_vary_in_a_sweep() -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zsim.frameworks.ddp.studies import Ddp
-    from zsim.frameworks.deepspeed.studies import DeepSpeed
-    from zsim.frameworks.fsdp1.studies import Fsdp1
-    from zsim.frameworks.fsdp2.studies import Fsdp2
-    from zsim.frameworks.megatron.studies import Megatron
-    from zsim.frameworks.reference.studies import ReferenceZero
+    from zsim.frameworks.ddp.settings import Ddp
+    from zsim.frameworks.deepspeed.settings.table import DeepSpeed
+    from zsim.frameworks.fsdp1.settings import Fsdp1
+    from zsim.frameworks.fsdp2.settings import Fsdp2
+    from zsim.frameworks.megatron.settings.table import Megatron
+    from zsim.frameworks.reference.settings import ReferenceZero
 
 NAMES = {
-    "zsim.frameworks.ddp.studies": "Ddp",
-    "zsim.frameworks.deepspeed.studies": "DeepSpeed",
-    "zsim.frameworks.fsdp1.studies": "Fsdp1",
-    "zsim.frameworks.fsdp2.studies": "Fsdp2",
-    "zsim.frameworks.megatron.studies": "Megatron",
-    "zsim.frameworks.reference.studies": "ReferenceZero",
+    "zsim.frameworks.ddp.settings": "Ddp",
+    "zsim.frameworks.deepspeed.settings.table": "DeepSpeed",
+    "zsim.frameworks.fsdp1.settings": "Fsdp1",
+    "zsim.frameworks.fsdp2.settings": "Fsdp2",
+    "zsim.frameworks.megatron.settings.table": "Megatron",
+    "zsim.frameworks.reference.settings": "ReferenceZero",
 }
 __all__ = ["Ddp", "DeepSpeed", "Fsdp1", "Fsdp2", "Megatron", "ReferenceZero"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from zsim.errors import MAX_LIST_LETTERS, InputError, did_you_mean, expected_text, nearest
 from zsim.specs.key_index import nearest_key, types_at
+from zsim.specs.lazy_model import StrictTable
 
 _MAX_LISTED = 20
 # What a person writes, by pydantic's name of the problem: its own words name types of Python.
@@ -23,6 +24,29 @@ _FILE_TERMS = {
     "model_attributes_type": "a table", "is_instance_of": "a table",
 }  # fmt: skip
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class TypedTable(StrictTable):
+    """A table whose mistakes are `InputError`s of one paragraph. A strategy's kind counts as given.
+
+    It is built at once, so that a notebook shows the keys of its signature before it is first called.
+    """
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.model_rebuild(force=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            table = handler(mark_misplaced_booleans(data, [cls]))
+        except ValidationError as error:
+            raise InputError(format_problems(cls.__name__, problems_of(error, cls))) from None
+        if "kind" in cls.model_fields:
+            table.__pydantic_fields_set__.add("kind")
+        return table
 
 
 def validate_table(data: Mapping[str, Any], file: str, model_type: type[Model]) -> Model:

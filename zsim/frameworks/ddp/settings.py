@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from zsim.specs.messages import TypedTable
 from zsim.specs.strategy.registry import MODEL_PARALLEL_KEYS, Framework
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
@@ -24,6 +25,12 @@ class DdpTable(StrategyTable):
     optimizer_in_backward: bool = Field(
         default=False, description="on one GPU, each tensor is updated once its gradient is ready, then freed"
     )
+
+
+class Ddp(TypedTable, DdpTable):
+    """Torch's DistributedDataParallel: `zsim.Ddp(bucket_cap_mb=50)`."""
+
+    kind: Literal["ddp"] = Field(default="ddp", description="whose data parallelism")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import pydantic
-
 from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.goodput.checkpoints.saved import ModelStates
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
 from zsim.study.tune.framework import FrameworkTuning, key_axis
 from zsim.ui.field import Field, FrameworkFields
@@ -51,9 +46,3 @@ CHECKPOINT = DdpCheckpoint()
 
 
 FIELDS = FrameworkFields("DDP", position=4, fields=(Field("strategy.bucket_cap_mb", "Bucket", "MiB"),))
-
-
-class Ddp(TypedTable, DdpTable):
-    """Torch's DistributedDataParallel: `zsim.Ddp(bucket_cap_mb=50)`."""
-
-    kind: Literal["ddp"] = pydantic.Field(default="ddp", description="whose data parallelism")

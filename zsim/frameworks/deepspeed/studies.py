@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
-
-import pydantic
+from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.checkpoint_files import deepspeed_files
@@ -23,7 +21,6 @@ from zsim.goodput.checkpoints.saved import (
 )
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
-from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
 from zsim.study.tune.framework import (
     ACCUMULATION,
@@ -392,13 +389,3 @@ FIELDS = DeepSpeedFields(
     has_degrees=True,
     reads_bare_files=True,
 )
-
-
-class DeepSpeed(TypedTable, DeepSpeedTable):
-    """DeepSpeed's ZeRO, a stage with its defaults or a configuration.
-
-    `zsim.DeepSpeed(stage=3)` or `zsim.DeepSpeed(config="ds_config.json")`, where `config` may also be the
-    file's content as a dict.
-    """
-
-    kind: Literal["deepspeed"] = pydantic.Field(default="deepspeed", description="whose data parallelism")

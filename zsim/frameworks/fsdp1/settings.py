@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from zsim.frameworks.torch.fsdp_table import FsdpTable
+from zsim.specs.messages import TypedTable
 from zsim.specs.strategy.registry import MODEL_PARALLEL_KEYS, PIPELINE_KEYS, Framework
 from zsim.specs.strategy.table import StrategyConfig
 
@@ -44,6 +45,12 @@ class Fsdp1Table(FsdpTable):
     before_torch_2: bool = Field(
         default=False, description="as in torch 1.12 and 1.13: pads and splits every flat gradient"
     )
+
+
+class Fsdp1(TypedTable, Fsdp1Table):
+    """Torch's FullyShardedDataParallel: `zsim.Fsdp1(sharding_strategy="SHARD_GRAD_OP")`."""
+
+    kind: Literal["fsdp1"] = Field(default="fsdp1", description="whose data parallelism")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
-
-import pydantic
 
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.frameworks.torch.studies import FSDP_FIELDS, OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
 from zsim.goodput.checkpoints.saved import ModelStates
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
 from zsim.study.tune.framework import (
     AxisChoice,
@@ -106,9 +102,3 @@ _SHARDING = Field(
 
 
 FIELDS = FrameworkFields("FSDP1", position=3, fields=(_SHARDING, *FSDP_FIELDS))
-
-
-class Fsdp1(TypedTable, Fsdp1Table):
-    """Torch's FullyShardedDataParallel: `zsim.Fsdp1(sharding_strategy="SHARD_GRAD_OP")`."""
-
-    kind: Literal["fsdp1"] = pydantic.Field(default="fsdp1", description="whose data parallelism")

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, StrictBool, field_validator
 
 from zsim.frameworks.torch.fsdp_table import FsdpTable
+from zsim.specs.messages import TypedTable
 from zsim.specs.strategy.registry import Framework
 from zsim.specs.strategy.table import Count, StrategyConfig
 
@@ -47,6 +48,12 @@ class Fsdp2Table(FsdpTable):
         if not (value is None or isinstance(value, bool) or is_group):
             raise ValueError(f"expected true, false or a group size, found {value!r}")
         return value
+
+
+class Fsdp2(TypedTable, Fsdp2Table):
+    """Torch's `fully_shard`. `zsim.Fsdp2(replicate=8)` is hybrid sharding (HSDP) with 8 replicas."""
+
+    kind: Literal["fsdp2"] = Field(default="fsdp2", description="whose data parallelism")
 
 
 @dataclass(frozen=True, slots=True)

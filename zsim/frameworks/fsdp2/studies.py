@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Literal
-
-import pydantic
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
@@ -15,7 +12,6 @@ from zsim.frameworks.torch.parallelism import TORCH
 from zsim.frameworks.torch.studies import FSDP_FIELDS, OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
 from zsim.goodput.checkpoints.saved import ModelStates
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.study.tune.axes import (
     CHECKPOINTINGS,
     COMPILATIONS,
@@ -151,9 +147,3 @@ _RESHARD = Field(
 
 
 FIELDS = FrameworkFields("FSDP2", position=2, fields=(*FSDP_FIELDS, _RESHARD), has_degrees=True)
-
-
-class Fsdp2(TypedTable, Fsdp2Table):
-    """Torch's `fully_shard`. `zsim.Fsdp2(replicate=8)` is hybrid sharding (HSDP) with 8 replicas."""
-
-    kind: Literal["fsdp2"] = pydantic.Field(default="fsdp2", description="whose data parallelism")

@@ -10,9 +10,7 @@ the norm of the gradients is taken over all ranks none goes on until all are don
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
-
-import pydantic
+from typing import Any
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import NotSimulatedError
@@ -29,7 +27,6 @@ from zsim.goodput.checkpoints.saved import (
 from zsim.plan.ops import CollectiveKind
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
-from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.specs.model.expert_layer import has_experts
 from zsim.study.tune.axes import (
     DISPATCHERS,
@@ -261,9 +258,3 @@ FIELDS = FrameworkFields(
         ),
     ),
 )
-
-
-class Megatron(TypedTable, MegatronTable):
-    """Megatron-Core's data parallelism: `zsim.Megatron(distributed_optimizer=True)`."""
-
-    kind: Literal["megatron"] = pydantic.Field(default="megatron", description="whose data parallelism")

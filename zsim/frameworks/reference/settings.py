@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from zsim.specs.messages import TypedTable
 from zsim.specs.strategy.registry import MODEL_PARALLEL_KEYS, PIPELINE_KEYS, Framework
 from zsim.specs.strategy.table import Count, StrategyConfig, StrategyTable
 
@@ -50,6 +51,12 @@ class ReferenceTable(StrategyTable):
     parameter_place: Literal["device", "host", "nvme"] = Field(
         default="device", description="where stage 3 keeps its shards"
     )
+
+
+class ReferenceZero(TypedTable, ReferenceTable):
+    """ZeRO as in its paper, without a framework's additions: `zsim.ReferenceZero(stage=2)`."""
+
+    kind: Literal["reference"] = Field(default="reference", description="whose data parallelism")
 
 
 @dataclass(frozen=True, slots=True)

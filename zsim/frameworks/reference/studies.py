@@ -6,10 +6,7 @@ cut evenly, through DCP. Beside them are a file of random state per rank, buffer
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
-import pydantic
 
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
 from zsim.frameworks.torch.studies import ZERO_STAGE
@@ -25,7 +22,6 @@ from zsim.goodput.checkpoints.saved import (
 )
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
-from zsim.specs.experiment.typed_tables import TypedTable
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import MICRO_BATCHES
 from zsim.study.tune.framework import FrameworkTuning
@@ -101,9 +97,3 @@ CHECKPOINT = ReferenceCheckpoint()
 
 
 FIELDS = FrameworkFields(fields=(ZERO_STAGE,))
-
-
-class ReferenceZero(TypedTable, ReferenceTable):
-    """ZeRO as in its paper, without a framework's additions: `zsim.ReferenceZero(stage=2)`."""
-
-    kind: Literal["reference"] = pydantic.Field(default="reference", description="whose data parallelism")

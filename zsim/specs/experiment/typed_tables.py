@@ -6,42 +6,13 @@ Each is the table of the experiment file with the same keys (`zsim explain KEY` 
 
 from __future__ import annotations
 
-from typing import Any, Self
-
-from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
-
-from zsim.errors import InputError
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import CostTable, TrainerTable
 from zsim.specs.experiment.training.table import TrainingTable
-from zsim.specs.lazy_model import StrictTable
-from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
+from zsim.specs.messages import TypedTable
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-
-
-class TypedTable(StrictTable):
-    """A table whose mistakes are `InputError`s of one paragraph. A strategy's kind counts as given.
-
-    It is built at once, so that a notebook shows the keys of its signature before it is first called.
-    """
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        cls.model_rebuild(force=True)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _refuse(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            table = handler(mark_misplaced_booleans(data, [cls]))
-        except ValidationError as error:
-            raise InputError(format_problems(cls.__name__, problems_of(error, cls))) from None
-        if "kind" in cls.model_fields:
-            table.__pydantic_fields_set__.add("kind")
-        return table
 
 
 class Training(TypedTable, TrainingTable):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from zsim.frameworks.deepspeed.settings.text import load_object
+from zsim.specs.messages import TypedTable
 from zsim.specs.strategy.table import Count, StrategyTable
 
 
@@ -103,3 +104,13 @@ class DeepSpeedTable(StrategyTable):
             "training.micro_batch_size": None,
             "training.gradient_accumulation_steps": None,
         }
+
+
+class DeepSpeed(TypedTable, DeepSpeedTable):
+    """DeepSpeed's ZeRO, a stage with its defaults or a configuration.
+
+    `zsim.DeepSpeed(stage=3)` or `zsim.DeepSpeed(config="ds_config.json")`, where `config` may also be the
+    file's content as a dict.
+    """
+
+    kind: Literal["deepspeed"] = Field(default="deepspeed", description="whose data parallelism")

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, field_validator
 
+from zsim.specs.messages import TypedTable
 from zsim.specs.strategy.table import StrategyTable
 
 Engine = Literal["megatron", "nanotron", "internevo"]
@@ -244,3 +245,9 @@ class MegatronTable(StrategyTable):
         if isinstance(value, int | float):
             raise ValueError(f'found the number {value}, expected a release in quotes, as in "{NEWEST_CORE}"')
         return value
+
+
+class Megatron(TypedTable, MegatronTable):
+    """Megatron-Core's data parallelism: `zsim.Megatron(distributed_optimizer=True)`."""
+
+    kind: Literal["megatron"] = Field(default="megatron", description="whose data parallelism")
