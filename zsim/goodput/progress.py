@@ -5,9 +5,9 @@ Training between two events: steps and saves in a fixed order, so that any momen
 # [Note: the cycle of saves]
 Let k steps of s seconds lie between two saves. A local save blocks for c, and is durable P after it began. A
 remote one takes the place of every m-th (`checkpoint_and_decide_exit` of Megatron-LM d98e8a64
-training/training.py), blocks for C and is durable after Q. What runs in the background makes the steps after a
-save longer by o and O. The next save waits for the last one, so the overhead of an interval and of a cycle of m
-intervals are
+training/training.py), blocks for C and is durable after Q. What runs in the background makes the steps after
+a save longer by o and O. The next save waits for the last one, so the overhead of an interval and of a cycle
+of m intervals are
 
     o' = max(o, P - c - k s)            B = o' + k s + c
     O' = max(O, Q - C - (m B - c))      T = O' + m B - c + C
