@@ -199,7 +199,8 @@ def test_a_core_that_reads_an_earlier_layers_keys_keeps_none_itself() -> None:
     """128 tokens with 4 heads of 16 in bf16: q is 16,384 bytes, keys and values 32,768 more, which the layer
     that rotated them keeps. FlashAttention keeps log-sum-exp beside them, 4 bytes per token and head."""
     plain, reused = module(), module(reads_keys=True)
-    assert [one.op_spec.kept_key_value_elements for one in (plain, reused)] == [4 * (16 + 16), 0]
+    works = [one.op_spec for one in (plain, reused) if isinstance(one.op_spec, Attention)]
+    assert [work.kept_key_value_elements for work in works] == [4 * (16 + 16), 0]
     assert [one.saved_bytes(SHAPE, FLASH) for one in (plain, reused)] == [49_152 + 2048, 16_384 + 2048]
     kept = [one.op_spec.selective_bytes(one, SHAPE, FLASH) for one in (plain, reused)]
     assert kept == [49_152, 16_384]
