@@ -302,7 +302,7 @@ def test_an_encoder_with_another_head_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "head", "other"),
+    ("family", "kind", "head", "refused"),
     [
         ("bart", "Bart", "ForConditionalGeneration", "ForSequenceClassification"),
         ("bart", "Bart", "ForConditionalGeneration", "ForCausalLM"),
@@ -310,15 +310,15 @@ def test_an_encoder_with_another_head_is_refused() -> None:
         ("umt5", "UMT5", "ForConditionalGeneration", "EncoderModel"),
     ],
 )
-def test_a_translator_with_another_head_is_refused(family: str, kind: str, head: str, other: str) -> None:
+def test_a_translator_with_another_head_is_refused(family: str, kind: str, head: str, refused: str) -> None:
     """Published checkpoints of BART's name the class without a head, from which a translator is made."""
     plain = build(family)
     for name in (head, "Model"):
         assert build(family, architectures=[f"{kind}{name}"]) == plain
     with pytest.raises(
-        InputError, match=f"{kind}{other}; zsim knows {kind} as a translator: expected {kind}{head}"
+        InputError, match=f"{kind}{refused}; zsim knows {kind} as a translator: expected {kind}{head}"
     ):
-        build(family, architectures=[f"{kind}{other}"])
+        build(family, architectures=[f"{kind}{refused}"])
     with pytest.raises(InputError, match="'is_encoder_decoder' is false; expected true"):
         build(family, is_encoder_decoder=False)
 
