@@ -497,13 +497,16 @@ def test_openrlhfs_responses_have_a_cap_of_their_own_by_either_name() -> None:
     assert there(launched(f"{command} --async_train --partial_rollout").rl).partial_rollout
 
 
-def test_verls_engine_says_the_ranks_of_a_sequence_before_the_actor_does() -> None:
+def test_verls_actor_says_the_ranks_of_a_sequence_before_the_engine_does() -> None:
+    """A value above 1 is written over the engine's, which a whole configuration has as 1."""
     command = (
         "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
     )
     key = "ulysses_sequence_parallel_size"
-    assert launched(f"{command} actor_rollout_ref.actor.{key}=2").parallelism.context == 2
+    actor = f"{command} actor_rollout_ref.actor.{key}=2"
+    for engine in ("", f" actor_rollout_ref.actor.fsdp_config.{key}=1"):
+        assert launched(f"{actor}{engine}").parallelism.context == 2
     own = launched(f"{command} actor_rollout_ref.actor.fsdp_config.{key}=4")
     assert own.parallelism.context == 4
     assert not any(key in note for note in own.notes)

@@ -74,8 +74,9 @@ def read_fsdp(keys: FileValues, strategy: str, gpus: int) -> None:
         settings["strategy.forward_prefetch"] = keys.get(f"{FSDP}.forward_prefetch", False)
         keys.ignore(f"{FSDP}.offload_policy")
     _check_optimizer(keys, "AdamW")
-    ranks = "ulysses_sequence_parallel_size"  # the engine's own, and the actor's where that is left out
-    if (context := keys.count(f"{FSDP}.{ranks}", keys.count(f"{ACTOR}.{ranks}", 1))) > 1:
+    # The actor's above 1 is written over the engine's (verl b178a3cd, workers/config/actor.py).
+    sizes = [keys.count(f"{section}.ulysses_sequence_parallel_size", 1) for section in (ACTOR, FSDP)]
+    if (context := sizes[0] if sizes[0] > 1 else sizes[1]) > 1:
         settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
     _note_offloads(keys, FSDP)
 

@@ -357,5 +357,5 @@ def _read_batch(keys: FileValues, gpus: int) -> str:
         )
     file.settings["training.micro_batch_size"] = micro
     updates = batch // prompts * keys.count(f"{ACTOR}.ppo_epochs", 1)
-    word = f"one of {updates}" if updates else "one"
+    word = f"one of {updates}" if updates > 1 else "one"
     return f"{word} of the actor, over {sequences:,} sequences of {length:,} tokens, the longest"
