@@ -49,4 +49,16 @@ def test_what_the_allocator_is_told_beyond_that_is_noted() -> None:
     text = "expandable_segments:True,max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2]"
     read_environment(file, {"PYTORCH_CUDA_ALLOC_CONF": text})
     assert file.settings == {"training.expandable_segments": True}
-    assert [note.split()[1] for note in file.notes] == ["max_split_size_mb", "roundup_power2_divisions"]
+    assert [note.split()[2] for note in file.notes] == ["max_split_size_mb", "roundup_power2_divisions"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["roundup_power2_divisions:0.5", "max_split_size_mb:64.5", "garbage_collection_threshold:1.0",
+     "garbage_collection_threshold:0.0", "max_split_size_mb:20", "roundup_power2_divisions:12"],
+)  # fmt: skip
+def test_what_torchs_allocator_refuses_is_noted_with_its_variable(told: str) -> None:
+    file = TrainingFile("run.sh")
+    read_environment(file, {"PYTORCH_CUDA_ALLOC_CONF": told})
+    assert file.settings == {}
+    assert f"PYTORCH_CUDA_ALLOC_CONF: {told.partition(':')[0]} of" in file.notes[0]

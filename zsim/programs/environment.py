@@ -14,6 +14,10 @@ from zsim.specs.formats.config_file import TrainingFile
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that is set counts
+_ALLOCATOR_NUMBERS = {  # with the values that torch takes
+    "max_split_size_mb": r"2[1-9]|[3-9]\d|[1-9]\d{2,}", "roundup_power2_divisions": "1|2|4|8|16|32|64",
+    "garbage_collection_threshold": r"0?\.\d*[1-9]\d*",
+}  # fmt: skip
 _ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls_tree", "pat": "pat"}
 _PROTOCOLS = {"ll": "ll", "ll128": "ll128", "simple": "simple"}
 _FLASH, _FUSED = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"
@@ -33,8 +37,8 @@ def read_environment(file: TrainingFile, variables: Mapping[str, str]) -> None:
     connections = variables.get(_CONNECTIONS, "")
     if connections.isdecimal() and 1 <= int(connections) <= 32:
         file.settings["training.device_max_connections"] = int(connections)
-    allocator = next((variables[name] for name in _ALLOCATORS if variables.get(name)), "")
-    _read_allocator(file, allocator.replace(" ", ""))
+    if (allocator := next(filter(variables.get, _ALLOCATORS), None)) is not None:
+        _read_allocator(file, allocator, variables[allocator].replace(" ", ""))
     for name, key, words in (
         ("NCCL_ALGO", "collectives.force_algorithm", _ALGORITHMS),
         ("NCCL_PROTO", "collectives.force_protocol", _PROTOCOLS),
@@ -57,17 +61,17 @@ def read_environment(file: TrainingFile, variables: Mapping[str, str]) -> None:
         file.note(f"variables not read: {', '.join(unread)}")
 
 
-def _read_allocator(file: TrainingFile, text: str) -> None:
-    """Write what torch's allocator is told."""
+def _read_allocator(file: TrainingFile, variable: str, text: str) -> None:
+    """Write what torch's allocator is told by the text of a variable."""
     is_expandable = "expandable_segments:True" in text
     if is_expandable:
         file.settings["training.expandable_segments"] = True
-    for name in ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold"):
-        value = re.search(rf"\b{name}:(\d*\.?\d+)(?![\d.])", text)
+    for name, number in _ALLOCATOR_NUMBERS.items():
+        value = re.search(rf"\b{name}:({number})(?![\d.])", text)
         if value is not None and not (is_expandable and name == "max_split_size_mb"):
             file.settings[f"training.{name}"] = float(value[1]) if "." in value[1] else int(value[1])
         elif f"{name}:" in text:
-            file.note(f"{name} of torch's allocator is not read beside the rest of '{text}'")
+            file.note(f"{variable}: {name} of '{text}' is not read")
 
 
 def read_attention(file: TrainingFile, variables: Mapping[str, str]) -> None:
