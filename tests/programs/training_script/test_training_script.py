@@ -190,6 +190,28 @@ def test_a_functions_names_are_its_own_and_its_one_call_binds_its_parameters(tmp
     assert read_text(tmp_path, text, "train.py").training.micro_batch_size == 16
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        "max([3, 5], key=lambda size: -size)",
+        "int('11', base=2)",
+        "len('1,2'.split(sep=','))",
+        "len('x'.split(''))",
+    ],
+)
+def test_calls_that_are_not_followed_are_asked_for(tmp_path: Path, batch: str) -> None:
+    """The rest of a script is never run: a wrong call there is no error."""
+    text = f"def unused():\n    return 'a'.replace('a'), len()\nbatch = {batch}\n{BATCH}"
+    with pytest.raises(InputError, match=r"give --set training\.micro_batch_size=VALUE"):
+        read_text(tmp_path, text, "train.py", model=None)
+
+
+def test_what_a_with_statement_unpacks_has_no_value(tmp_path: Path) -> None:
+    text = f"batch = 2\nwith opened() as (batch, other):\n    pass\n{BATCH}"
+    with pytest.raises(InputError, match=r"give --set training\.micro_batch_size=VALUE"):
+        read_text(tmp_path, text, "train.py", model=None)
+
+
 def test_what_is_built_and_not_used_is_not_read(tmp_path: Path) -> None:
     text = f"b = BitsAndBytesConfig(load_in_4bit=True)\na = LoraConfig() if False else None\n{ADAPTED}"
     assert read_text(tmp_path, text, "train.py").training.lora is None
@@ -389,8 +411,15 @@ def test_settings_of_modules_functions_and_files_are_followed(tmp_path: Path) ->
         read_text(tmp_path, f"from config import BATCH\n{SFT}", "train.py", model=None)
 
 
-def test_a_result_in_a_loop_is_not_followed(tmp_path: Path) -> None:
-    text = "def batch():\n    for size in sizes:\n        return size\n    return 4\nbatch = batch()\n"
+@pytest.mark.parametrize(
+    "head",
+    [
+        "for size in sizes:\n        ", "match sizes:\n        case 2: ", "try:\n        raise sizes\n    except* E: ",
+    ],
+)  # fmt: skip
+def test_a_result_in_a_block_that_may_not_run_is_not_followed(tmp_path: Path, head: str) -> None:
+    text = f"def batch():\n    {head}pass; return 8\n    return 4\nbatch = batch()\n"
+    text = text.replace("except* E: pass; return 8", "except* E: pass\n    finally: return 8")
     with pytest.raises(InputError, match=r"give --set training\.micro_batch_size=VALUE"):
         read_text(tmp_path, f"{text}{BATCH}", "train.py", model=None)
 

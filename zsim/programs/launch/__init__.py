@@ -7,8 +7,7 @@ from zsim.specs.formats.program import ProgramSource, TrainingProgram
 
 
 class LaunchedProgram(TrainingProgram):
-    """A launcher's flags are machines. What it starts belongs to the program that its file or flags are "
-    "of."""
+    """A launcher's flags are machines. What it starts belongs to the program of its file or flags."""
 
     name = "launch"
     title = "a launcher"

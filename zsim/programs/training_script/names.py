@@ -148,6 +148,8 @@ class Names(ast.NodeVisitor):
         for item in node.items:
             if isinstance(item.optional_vars, ast.Name):
                 self.scope.bind(item.optional_vars.id, item.context_expr, tests=self._tests)
+            elif item.optional_vars is not None:
+                self.visit(item.optional_vars)
             self.visit(item.context_expr)
         for statement in node.body:
             self.visit(statement)
@@ -156,13 +158,15 @@ class Names(ast.NodeVisitor):
         self.scope.bind(_RETURN, node.value or ast.Constant(None), tests=self._tests)
         self.generic_visit(node)
 
-    def visit_loop(self, node: ast.For | ast.While | ast.Try) -> None:
-        """Results in a loop or a try are not followed, nor are those behind them."""
+    def visit_loop(
+        self, node: ast.For | ast.AsyncFor | ast.While | ast.Try | ast.TryStar | ast.Match
+    ) -> None:
+        """Results in a loop, a try or a match are not followed, nor are those behind them."""
         if any(isinstance(part, ast.Return) for part in ast.walk(node)):
             self.scope.bind(_RETURN, None)
         self.generic_visit(node)
 
-    visit_For = visit_While = visit_Try = visit_loop
+    visit_For = visit_AsyncFor = visit_While = visit_Try = visit_TryStar = visit_Match = visit_loop
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = self._module(node.module or "", node.level)

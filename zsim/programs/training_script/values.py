@@ -138,7 +138,7 @@ class Values:
         if text == "getattr" and len(arguments) > 1 and isinstance(arguments[1], str):
             owner = ast.Attribute(node.args[0], arguments[1], ast.Load())
             return self.value(ast.copy_location(owner, node), scope)
-        if text == "len" and ast.unparse(node.args[0]) == "sys.argv":
+        if text == "len" and [*map(ast.unparse, node.args)] == ["sys.argv"]:
             return 1 + 2 * len(self.flags)
         if text == "torch.cuda.is_available":
             return True
@@ -149,7 +149,7 @@ class Values:
             return self.variables.get(variable, arguments[1] if len(arguments) == 2 else unknown)
         if text in _CALLS and arguments:
             try:
-                return unknown if unknown_in(arguments) else _CALLS[text](*arguments)
+                return unknown if node.keywords or unknown_in(arguments) else _CALLS[text](*arguments)
             except (TypeError, ValueError):
                 return unknown
         if name in _BF16:
@@ -163,7 +163,10 @@ class Values:
         if name in _TEXT_METHODS and isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value, scope)
             if isinstance(owner, str) and all(isinstance(argument, str) for argument in arguments):
-                return getattr(owner, name)(*arguments)
+                try:
+                    return unknown if node.keywords else getattr(owner, name)(*arguments)
+                except (TypeError, ValueError):
+                    return unknown
         if text in _LOADED_FILES and arguments:
             return self.content(arguments[0], unknown)
         if name == "parse_args":
