@@ -11,6 +11,7 @@ from tests.expect import there
 from tests.programs.reading import notes_of, read_job, read_text
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import build_experiment
+from zsim.specs.formats.detect import read_training_file
 
 MODEL = 'AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", torch_dtype=torch.bfloat16)\n'
 ARGUMENTS = "per_device_train_batch_size=2, gradient_accumulation_steps=4, bf16=True"
@@ -101,7 +102,8 @@ def test_flags_behind_a_script_are_those_that_it_declares(tmp_path: Path) -> Non
 
 def test_a_script_that_takes_its_arguments_from_flags_is_read_by_them(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        f"class SFTConfig(trl.SFTConfig):\n    x = 1\nTrlParser(SFTConfig)\n{SFT}"
+        f"class SFTConfig(trl.SFTConfig):\n    x = 1\nmodel = {MODEL}"
+        "(args,) = TrlParser(SFTConfig).parse_args_and_config()\nSFTTrainer(model=model, args=args)\n"
     )
     command = (
         f"torchrun {tmp_path}/train.py --per_device_train_batch_size 4 --packing --gradient_checkpointing"
@@ -414,9 +416,11 @@ def test_settings_of_modules_functions_and_files_are_followed(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "head",
     [
-        "for size in sizes:\n        ", "match sizes:\n        case 2: ", "try:\n        raise sizes\n    except* E: ",
+        "for size in sizes:\n        ",
+        "match sizes:\n        case 2: ",
+        "try:\n        raise sizes\n    except* E: ",
     ],
-)  # fmt: skip
+)
 def test_a_result_in_a_block_that_may_not_run_is_not_followed(tmp_path: Path, head: str) -> None:
     text = f"def batch():\n    {head}pass; return 8\n    return 4\nbatch = batch()\n"
     text = text.replace("except* E: pass; return 8", "except* E: pass\n    finally: return 8")
@@ -463,15 +467,72 @@ def test_flags_of_dataclasses_are_followed_in_the_script(tmp_path: Path) -> None
     assert (there(training.lora).rank, there(training.lora).targets) == (4, ("q_proj",))
 
 
+def test_the_code_of_a_script_comes_before_its_flags_alone(tmp_path: Path) -> None:
+    """Its adapters, optimizer and length are not in the flags, which alone are a full fine-tuning."""
+    text = DATACLASSES.replace("if model_args.use_lora", "if True").replace("name:", "model_name_or_path:")
+    (tmp_path / "tune.py").write_text(text.replace("model_args.name", "model_args.model_name_or_path"))
+    flags = "--model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 3 --bf16 True"
+    command = f"torchrun --nproc_per_node 2 {tmp_path}/tune.py {flags}"
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert there(found.training.lora).rank == 4
+    assert (found.training.sequence_length, found.training.optimizer) == (512, "adafactor-transformers")
+    (tmp_path / "tune.py").write_text("HfArgumentParser(Arguments)\nmodel.requires_grad_(False)\n")
+    command += " --model_max_length 1024"
+    alone = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert (alone.training.lora, alone.training.sequence_length) == (None, 1024)
+    assert "taken by its flags alone, for its code was not read: " in notes_of(alone)
+
+
+def test_modules_are_read_from_pythons_folders_and_where_they_are_used(tmp_path: Path) -> None:
+    (tmp_path / "utils.py").write_text(
+        "BATCH = 3\ndef seed(n):\n    inner(n)\ndef inner(n):\n    set_seed(n)\n"
+        "def freeze(model):\n    model.requires_grad_(False)\n"
+    )
+    text = f"from utils import BATCH as batch, seed\nseed(1)\n{BATCH}"
+    assert read_text(tmp_path, text, "train.py", model=None).training.micro_batch_size == 3
+    with pytest.raises(NotSimulatedError, match=r"utils\.py: line 7: requires_grad_"):
+        read_text(tmp_path, f"{text}import utils\nutils.freeze(model)\n", "train.py", model=None)
+    (tmp_path / "below").mkdir()
+    with pytest.raises(InputError, match=r"training\.micro_batch_size=VALUE"):
+        read_text(tmp_path / "below", text, "train.py", model=None)
+
+
 @pytest.mark.parametrize(
     "question",
-    ["torch.cuda.is_bf16_supported()", "torch.cuda.get_device_capability()[0] >= 8", "FLAG is not None"],
+    ["torch.cuda.is_bf16_supported()", "torch.cuda.get_device_capability()[0] >= 9", "FLAG is not None"],
 )
-def test_gpus_are_taken_to_have_bf16_where_a_script_asks(tmp_path: Path, question: str) -> None:
+def test_gpus_say_whether_they_have_bf16_where_a_script_asks(tmp_path: Path, question: str) -> None:
     text = f"FLAG = 1\nif 3 in (4, 8):\n    FLAG = None\n{SFT.replace('bf16=True', f'bf16={question}')}"
     found = read_text(tmp_path, text, "train.py", model=None)
     assert found.training.precision == "bf16"
-    assert ("asks whether the GPUs have bf16" in notes_of(found)) == ("FLAG" not in question)
+    assert "asks whether the GPUs have bf16" not in notes_of(found)
+    batch = BATCH.replace("=batch", "=4 if torch.cuda.get_device_capability()[0] >= 9 else 1")
+    for cluster, size in (("dgx-h100", 4), ("dgx-a100-80gb", 1)):
+        read = read_text(tmp_path, batch, "train.py", None, {"cluster": cluster})
+        assert read.training.micro_batch_size == size
+
+
+def test_torch_emulates_bf16_before_ampere_and_unsloth_does_without(tmp_path: Path) -> None:
+    """`is_bf16_supported` of torch is true on a T4 from 2.4 on, unsloth's `is_bfloat16_supported` never."""
+    turing = {"cluster": "aws-g4dn"}
+    text = SFT.replace("bf16=True", "bf16=ask(), fp16=not ask()")
+    torchs = text.replace("ask", "torch.cuda.is_bf16_supported")
+    with pytest.raises(InputError, match=r"give --set training\.precision=VALUE"):
+        read_text(tmp_path, torchs, "train.py", model=None, changes=turing)
+    stated = {**turing, "training.precision": "fp16"}
+    unsloth = (
+        'model, _ = FastLanguageModel.from_pretrained("unsloth/llama-3-8b")\n'
+        "model = FastLanguageModel.get_peft_model(model)\n"
+        "SFTTrainer(model, args=SFTConfig(per_device_train_batch_size=2"
+    )
+    for arguments in ("", ", bf16=is_bfloat16_supported(), fp16=not is_bfloat16_supported()"):
+        for changes in (turing, stated):
+            read = read_text(tmp_path, f"{unsloth}{arguments}))\n", "train.py", model=None, changes=changes)
+            assert (read.training.precision, read.training.stored_dtype) == ("fp16", "fp32")
+            assert "asks whether" not in notes_of(read)
+    file = read_training_file(str(tmp_path / "train.py"))
+    assert file.settings["training.precision"] == "bf16"
+    assert any("unsloth asks whether the GPUs have bf16" in note for note in file.notes)
 
 
 def test_flags_of_transformers_own_trainer_have_its_loss(tmp_path: Path) -> None:
@@ -525,6 +586,9 @@ def test_unsloth_is_taken_as_liger_with_its_own_defaults(tmp_path: Path) -> None
     training = read_text(tmp_path, short, "train.py", model=None).training
     assert (training.sequence_length, training.checkpoint_offload) == (256, None)
     assert there(training.lora).quantized is None
+    chosen = text.replace('-bnb-4bit")', '", full_finetuning=choose())')
+    with pytest.raises(InputError, match=r"give --set training\.lora\.quantized=VALUE"):
+        read_text(tmp_path, chosen, "train.py", model=None)
     kept = text.replace("r=8", "r=8, use_gradient_checkpointing=False")
     assert read_text(tmp_path, kept, "train.py", model=None).training.activation_checkpointing != "full"
     both = text.replace("FastLanguageModel", "FastModel").replace("r=8", "r=8, finetune_vision_layers=False")

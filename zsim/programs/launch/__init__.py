@@ -28,6 +28,7 @@ class LaunchedProgram(TrainingProgram):
 
         launch = launched(source)
         assert launch is not None
+        launch.settings = source.settings
         return read_launch(launch)
 
 

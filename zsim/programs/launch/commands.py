@@ -78,6 +78,8 @@ class Launch:
     variables: Mapping[str, str] = field(default_factory=dict)
     """The environment."""
     notes: list[str] = field(default_factory=list)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the experiment by dotted key."""
 
     @property
     def trains(self) -> bool:

@@ -154,14 +154,18 @@ def _started(launch: Launch) -> TrainingFile:
     if isinstance(config, str) and (config.endswith(_FILES) or launch.launcher == "tune"):
         return _read_named_file(launch, config, program, values, loose)
     if program is None and (script := script_path(launch.target, launch.where)) is not None:
-        return read_script(script, values, launch.variables)
-    try:
+        return read_script(script, launch.settings, values, launch.variables)
+    script = script_path(launch.target, launch.where, parses_arguments)
+    if program is not None or script is None or _EXAMPLES.fullmatch(script.name):
         return _read_flags(launch, values, program)
-    except NotSimulatedError:
-        script = script_path(launch.target, launch.where, parses_arguments)
-        if program is not None or script is None:
-            raise
-        return read_script(script, values, launch.variables)
+    try:
+        return read_script(script, launch.settings, values, launch.variables)
+    except (InputError, NotSimulatedError) as error:
+        with suppress(InputError, NotSimulatedError):
+            file = _read_flags(launch, values, program)
+            file.note(f"taken by its flags alone, for its code was not read: {error}", is_first=True)
+            return file
+        raise
 
 
 def _read_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram | None) -> TrainingFile:
@@ -293,7 +297,7 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
         if (program := readable_programs()[name]).recognises(source):
             return program
     is_trainers = any(mark in values for mark in FLAG_MARKS if mark != "learning_rate")
-    return program if is_trainers else None
+    return readable_programs()[_TRAINER] if is_trainers else None
 
 
 def _read_named_file(

@@ -22,7 +22,7 @@ class TrainingScript(TrainingProgram):
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.training_script.read import read_script
 
-        return read_script(Path(source.text))
+        return read_script(Path(source.text), source.settings)
 
 
 PROGRAM = TrainingScript()

@@ -20,7 +20,6 @@ _PASSING = ("get_peft_model", "prepare_model_for_kbit_training")
 _PASSING_METHODS = ("to", "cuda", "train", "get_peft_model")
 _RETURN = "return"  # what a function's results are bound to
 MODULE_LINES = 10**9  # what a module's number is multiplied by in the numbers of its lines
-_ABOVE = 3  # folders in which modules of a script are searched for
 Tests = tuple[tuple[ast.expr, bool], ...]
 
 
@@ -184,9 +183,8 @@ class Names(ast.NodeVisitor):
         self.scope.bind(name, load if source in module.bindings else None, module)
 
     def _module(self, name: str, level: int) -> Scope | None:
-        """The names of a script's own module, where its file is here."""
-        folder = self.folders[-1]
-        bases = [folder, *folder.parents][max(level - 1, 0) :][: 1 if level else _ABOVE]
+        """The names of a script's own module, in the folders where Python looks for it."""
+        bases = (self.folders[-1] / Path(*[".."] * (level - 1)),) if level else (self.folders[0], Path())
         paths = [base / f"{name.replace('.', '/')}.py" for base in bases] if name else []
         path = next(filter(Path.is_file, paths), None)
         if path is None:

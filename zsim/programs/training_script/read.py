@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +93,20 @@ _SHORTEST_OFFLOADED = 512  # tokens of the shortest sequence whose checkpoints u
 
 
 def read_script(
-    path: Path, flags: Mapping[str, Any] | None = None, variables: Mapping[str, str] | None = None
+    path: Path,
+    settings: Mapping[str, Any],
+    flags: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> TrainingFile:
-    """The settings in a script. `flags` are those behind it, for those that its argparse declares, and
-    `variables` the environment's.
+    """The settings in a script. `settings` are the experiment's by dotted key, for what it asks its GPU,
+    `flags` those behind it, for those that its argparse declares, and `variables` the environment's.
 
     Raises InputError for a script without arguments of the Trainer's, NotSimulatedError for what it does
     besides, and for conditions on which it depends and that are not constants.
     """
     tree = parse_notebook(path) if path.suffix == ".ipynb" else parse_python(path)
     try:
-        script = _Script(path, tree, flags or {}, variables or {})
+        script = _Script(path, tree, flags or {}, variables or {}, settings)
         for module, scope in ((tree, script.scope), *script.names.modules.values()):
             script.scope = scope
             script.visit(module)
@@ -139,10 +142,9 @@ def _text_of(path: Path) -> str:
 class _Script(Values, ast.NodeVisitor):
     """The objects that a script builds and that decide how a step runs."""
 
-    def __init__(
-        self, path: Path, tree: ast.Module, flags: Mapping[str, Any], variables: Mapping[str, str]
-    ) -> None:
-        super().__init__(path, tree, flags, variables)
+    def __init__(self, path: Path, tree: ast.Module, *given: Mapping[str, Any]) -> None:
+        super().__init__(path, tree, *given)
+        self.unused = _unused_functions(tree, [module for module, _ in self.names.modules.values()])
         self.scope = self.names.module
         self.lengths: list[Any] = []
         self.values: dict[str, Any] = {}
@@ -157,9 +159,10 @@ class _Script(Values, ast.NodeVisitor):
         self.condition: Unknown | None = None
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        outer, self.scope = self.scope, self.names.scopes[node]
-        self.generic_visit(node)
-        self.scope = outer
+        if node not in self.unused:
+            outer, self.scope = self.scope, self.names.scopes[node]
+            self.generic_visit(node)
+            self.scope = outer
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
@@ -293,7 +296,9 @@ class _Script(Values, ast.NodeVisitor):
             if owner in _UNSLOTH_TEXT:
                 fields = {**_UNSLOTH_LOADS, **fields}
                 fields.setdefault("0", fields.get("model_name"))
-                fields["load_in_4bit"] = not fields["full_finetuning"] and fields["load_in_4bit"]
+                is_full = unknown_in(fields["full_finetuning"]) or bool(fields["full_finetuning"])
+                if is_full and fields["load_in_4bit"]:
+                    fields["load_in_4bit"] = is_full if isinstance(is_full, Unknown) else False
             fields["use_unsloth"] = owner in _UNSLOTH or None
             keys = {*fields, *merged} - {LINE}
             merged = {
@@ -321,7 +326,7 @@ class _Script(Values, ast.NodeVisitor):
         self.values |= {"use_unsloth": None, "use_liger_kernel": True, "use_bnb_nested_quant": True}
         self.values["gradient_checkpointing"] = is_on if unknown_in(is_on) else bool(is_on)
         if not any(self.values.get(key) for key in ("bf16", "fp16")):
-            self.values["bf16"] = self.takes_bf16 = True
+            self.values["bf16" if self.has_bf16 else "fp16"] = True
         if merged.get("dtype") is None:
             self.values["dtype"] = "float16" if self.values.get("fp16") is True else "bfloat16"
         if not any(self.values.get(key) for key in ("max_length", "max_seq_length")):
@@ -364,7 +369,10 @@ class _Script(Values, ast.NodeVisitor):
                 self.values[key] = value
 
     def named_length(self, trainer: str) -> Any:
-        """The length that names of the script stand for, where no tokenizer is told one."""
+        """The length that a flag, or names of the script, stand for where no tokenizer is told one."""
+        told = {value for key, value in self.flags.items() if _LENGTH_NAME.fullmatch(key)}
+        if len(told) == 1 and not trainer:
+            return told.pop()
         scopes = (self.names.module, *self.names.scopes.values())
         candidates = {
             value
@@ -434,9 +442,8 @@ class _Script(Values, ast.NodeVisitor):
         if self.unsloth and not self.values.get("use_unsloth"):
             self.write_unsloth(file)
         if self.takes_bf16:
-            file.note(
-                "the script asks whether the GPUs have bf16: taken as yes, which those before Ampere have not"
-            )
+            asks = "unsloth asks" if self.unsloth else "the script asks"
+            file.note(f"{asks} whether the GPUs have bf16: taken as yes, which those before Ampere have not")
         if self.is_placed:
             file.defaults["gpus"] = 1
             file.note(
@@ -452,6 +459,22 @@ class _Script(Values, ast.NodeVisitor):
         if loose := sorted({*self.flags} - self.declared):
             file.note(f"--{', --'.join(loose)}: not read, for the script's argparse declares no such flag")
         return file
+
+
+def _unused_functions(tree: ast.Module, modules: Sequence[ast.Module]) -> set[ast.stmt]:
+    """The functions of imported modules whose names nothing mentions that may run."""
+    pending = [entry for module in modules for entry in module.body]
+    used: set[ast.AST] = {tree}
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    names: set[str] = set()
+    while used:
+        for part in (part for entry in used for part in ast.walk(entry)):
+            names |= {part.id} if isinstance(part, ast.Name) else set()
+            names |= {part.attr} if isinstance(part, ast.Attribute) else set()
+            names |= {part.name} if isinstance(part, ast.alias) and part.asname else set()
+        used = {entry for entry in pending if not isinstance(entry, kinds) or entry.name in names}
+        pending = [entry for entry in pending if entry not in used]
+    return {*pending}
 
 
 def _owner(node: ast.Call) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ from zsim.errors import InputError
 from zsim.programs.python_text import CLASS, LINE, Unknown, evaluate, unknown_in
 from zsim.programs.training_script.names import Names, Scope
 from zsim.programs.trl.keys import KEYS
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.formats.config_file import load_table, locate_named_file
 
 CONFIG = re.compile(r"(Seq2Seq)?TrainingArguments|(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward)Config")
 TRAINER = re.compile(r"(SFT|DPO|ORPO|CPO|KTO|GRPO|RLOO|Reward|Seq2Seq|)Trainer")
 DTYPES = ("torch.bfloat16", "torch.float16", "torch.float32", "torch.half")
-# What bf16 is asked for by, and the answers of GPUs from Ampere.
-_BF16 = {
-    "is_bf16_supported": True, "is_bfloat16_supported": True, "is_torch_bf16_gpu_available": True,
-    "get_device_capability": [8, 0],
-}  # fmt: skip
+# What bf16 is asked for by. Before Ampere unsloth's says no, and torch's, which transformers asks, yes from
+# 2.4 on, where it is emulated.
+_UNSLOTH_BF16 = "is_bfloat16_supported"
+_BF16 = ("is_bf16_supported", "is_torch_bf16_gpu_available", _UNSLOTH_BF16)
 PARSED = ("parse_args_into_dataclasses", "parse_args_and_config")
 _CALLS: Mapping[str, Any] = {
     "int": int, "float": float, "bool": bool, "str": str, "Path": str, "list": list, "len": len, "max": max,
@@ -38,21 +39,52 @@ class Values:
     """The values of a script's expressions."""
 
     def __init__(
-        self, path: Path, tree: ast.Module, flags: Mapping[str, Any], variables: Mapping[str, str]
+        self,
+        path: Path,
+        tree: ast.Module,
+        flags: Mapping[str, Any],
+        variables: Mapping[str, str],
+        settings: Mapping[str, Any],
     ) -> None:
         self.path = path
         self.flags = flags
         self.variables = variables
+        self.settings = settings
+        """Of the experiment, by dotted key."""
         self.arguments: dict[str, Any] = {}
         """Of argparse."""
         self.declared: set[str] = set()
         """The flags that the script knows."""
         self.takes_bf16 = False
-        """Whether the script asks for bf16, which is answered with yes."""
+        """Whether bf16 is asked for before the GPU is known, which is answered with yes."""
         self.names = Names(tree, self.value, path.parent)
         self.names.module.cache["__name__"] = "__main__"
         for node, scope in self.names.declared:
             self.declare(node, scope)
+
+    @cached_property
+    def gpu(self) -> Gpu | None:
+        """The job's GPU with the fewest types, or None before it is known."""
+        name = self.settings.get("cluster")
+        if not isinstance(name, str) or any(key.startswith("cluster.") for key in self.settings):
+            return None
+        try:
+            gpus = load_cluster(name).gpus
+        except InputError:  # which is told with the rest
+            return None
+        return min(gpus, key=lambda gpu: (gpu.peak.bf16 is not None, gpu.compute_capability or 0))
+
+    @property
+    def has_precision(self) -> bool:
+        return self.settings.get("training.precision") is not None
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the job's GPUs compute in bf16, as far as the experiment lets them."""
+        if self.has_precision:
+            return self.settings["training.precision"] in ("bf16", "fp8")
+        self.takes_bf16 |= self.gpu is None
+        return self.gpu is None or self.gpu.peak.bf16 is not None
 
     def declare(self, node: ast.Call, scope: Scope) -> None:
         """Take the default of an argument of argparse, or the flag's value."""
@@ -153,8 +185,10 @@ class Values:
             except (TypeError, ValueError):
                 return unknown
         if name in _BF16:
-            self.takes_bf16 = True
-            return _BF16[name]
+            return self.has_bf16 or (False if name == _UNSLOTH_BF16 or self.has_precision else unknown)
+        if name == "get_device_capability":
+            capability = None if self.gpu is None else self.gpu.compute_capability
+            return unknown if capability is None else [*map(int, str(capability).split("."))]
         if name in PARSED:
             return self.parsed(node, scope)
         if (function := self.names.function(text, scope)) is not None:
