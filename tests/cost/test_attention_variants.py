@@ -195,6 +195,17 @@ def test_the_layer_that_makes_the_bias_keeps_it_for_all() -> None:
     assert forward == 2 * SCORES + 64 * 64 * (15 * 16 + 4 * 4 * 2)
 
 
+def test_a_core_that_reads_an_earlier_layers_keys_keeps_none_itself() -> None:
+    """128 tokens with 4 heads of 16 in bf16: q is 16,384 bytes, keys and values 32,768 more, which the layer
+    that rotated them keeps. FlashAttention keeps log-sum-exp beside them, 4 bytes per token and head."""
+    plain, reused = module(), module(reads_keys=True)
+    works = [one.op_spec for one in (plain, reused) if isinstance(one.op_spec, Attention)]
+    assert [work.kept_key_value_elements for work in works] == [4 * (16 + 16), 0]
+    assert [one.saved_bytes(SHAPE, FLASH) for one in (plain, reused)] == [49_152 + 2048, 16_384 + 2048]
+    kept = [one.op_spec.selective_bytes(one, SHAPE, FLASH) for one in (plain, reused)]
+    assert kept == [49_152, 16_384]
+
+
 def test_a_bias_of_zeros_is_read_too_but_has_no_gradient() -> None:
     """T5's cross-attention makes one; SDPA gets it as its mask."""
     assert more(FLASH, bias="zeros")[:2] == (2 * SCORES, 2 * SCORES)

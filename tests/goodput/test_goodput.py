@@ -156,8 +156,9 @@ def test_a_run_and_its_saves_beside_the_step_make_one_plan(monkeypatch: pytest.M
     assert len(made) == 1
 
 
-def test_a_save_of_two_tiers_reaches_the_store_no_more_often_than_pays() -> None:
-    """Left out, it is as often as without the first tier, where the store would take a save every minute."""
+def test_a_save_of_two_tiers_reaches_the_store_about_as_often_as_pays() -> None:
+    """Left out, it is as often as without the first tier, to the nearest number of its saves, where the store
+    would take a save every minute. Copies on drives, which the loss of a node takes away, are no rarer."""
     prepared = prepare(
         experiment(tokens="10B", checkpoint={"mode": "async"}, storage={"write_bandwidth": "240 GB/s"})
     )
@@ -167,7 +168,10 @@ def test_a_save_of_two_tiers_reaches_the_store_no_more_often_than_pays() -> None
     saves = prepared.scenario(100 * step, mode="in-memory").phases[0].saves
     apart = saves.remote_every * (100 * step + prepared.cost("in-memory").blocking_seconds)
     assert best > 3 * remote.durable_seconds
-    assert best <= apart < best + 101 * step
+    assert abs(apart - best) <= 51 * step
+    on_drives = prepared.scenario(math.inf, mode="local-then-remote")
+    assert starting_interval(on_drives, prepared.cost("local-then-remote")) <= best
+    assert prepared.scenario(best, mode="local-then-remote").phases[0].saves.remote_every == 1
 
 
 def test_processes_that_were_woken_give_what_one_gives() -> None:

@@ -149,14 +149,24 @@ def test_steps_stand_still_while_a_save_holds_training() -> None:
 
 
 def test_two_tiers_save_locally_often_and_in_the_store_rarely() -> None:
-    """Steps of 1 s, a local save of 1 s every 10, at every third one a remote one of 4 s. The first cycle:
-    three times 10 + 1 and then 4: the remote save begins at 33 and holds until 37."""
+    """Steps of 1 s, a local save of 1 s every 10, in place of every third one a remote one of 4 s. The first
+    cycle: twice 10 + 1, 10 and then 4: the remote save begins at 32 and holds until 36. The next local copy
+    begins after 10 more and is durable at 47."""
     saves = Saves(10, save(4.0, persist=6.0), save(1.0), remote_every=3)
     stretch = stretch_of(saves, 1.0, 100)
-    assert [stretch.moment_at(time).local for time in (10.5, 11.0, 22.0, 33.0)] == [None, 10, 20, 30]
-    assert [stretch.moment_at(time).remote for time in (42.9, 43.1)] == [None, 30]
-    assert stretch.moment_at(36.0).steps == pytest.approx(30.0)
-    assert stretch.moment_at(39.0).steps == pytest.approx(32.0)
+    times = (10.5, 11.0, 22.0, 33.0, 40.0, 46.9, 47.1)
+    assert [stretch.moment_at(time).local for time in times] == [None, 10, 20, 20, 20, 20, 40]
+    assert [stretch.moment_at(time).remote for time in (41.9, 42.1)] == [None, 30]
+    assert stretch.moment_at(35.0).steps == pytest.approx(30.0)
+    assert stretch.moment_at(38.0).steps == pytest.approx(32.0)
+
+
+def test_every_save_is_remote_where_each_first_one_is() -> None:
+    """A local tier of which no save is left costs nothing: the cycle of one interval is that of one tier."""
+    both, one = (Saves(10, save(4.0), local, remote_every=1) for local in (save(1.0), None))
+    stretches = [stretch_of(saves, 1.0, 100) for saves in (both, one)]
+    assert [stretch.total_seconds for stretch in stretches] == [100 + 10 * 4.0] * 2
+    assert [stretch.moment_at(60.0).local for stretch in stretches] == [None, None]
 
 
 def test_a_stretch_goes_on_where_the_last_one_was_cut() -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from tests.plan.titan import Question, plan_for, question, workloads_of
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, PointToPoint
+from zsim.plan.workload.issued_work import backward_of
+from zsim.specs.model.spec import Linear
 
 TOKENS, WIDTH = 32, 64
 X = 2 * TOKENS * WIDTH  # bytes of all tokens' activations
@@ -104,11 +107,12 @@ def asynchronous(**changes: Any) -> Any:
 
 def test_asynchronous_products_gather_and_scatter_in_pieces() -> None:
     """Per layer: one step of the ring beneath q and gate in forward, beneath the input's gradient of o and
-    down in backward; two pieces of o's and down's output scattered. The columns' gradients are scattered
-    whole, two per layer."""
+    down in backward, and one piece of o's and down's output beneath the other, before the sum. The columns'
+    gradients are scattered whole, two per layer."""
     program = asynchronous()
     inside = [op for op in program.ops if op.module.startswith("model.layers.0.")]
-    ring = [op.module for op in inside if isinstance(op.work, PointToPoint)]
+    copies = [op for op in inside if isinstance(op.work, PointToPoint)]
+    ring = [op.module for op in copies if op.name.endswith("ring step")]
     names = {
         "q": "self_attn.q_proj",
         "o": "self_attn.o_proj",
@@ -117,10 +121,31 @@ def test_asynchronous_products_gather_and_scatter_in_pieces() -> None:
     }
     assert ring == [f"model.layers.0.{names[key]}" for key in ("q", "gate", "down", "o")]
     pieces = [op for op in inside if isinstance(op.work, Collective) and op.work.group == "tensor"]
-    scattered = [(op.stream, op.work.bytes) for op in pieces if op.name.endswith("scatter piece")]
-    assert scattered == [("tensor", X // 2)] * 4
+    scattered = [(op.stream, op.work.bytes) for op in copies if op.name.endswith("scatter piece")]
+    assert scattered == [("tensor", 2 * X // 2)] * 2  # sent and received
+    sums = [op.work.kernels for op in inside if op.name.endswith("sum") and isinstance(op.work, Kernels)]
+    assert [[kernel.hbm_bytes for kernel in kernels] for kernels in sums] == [[3 * X // 2]] * 2
+    assert all(op.work.by_copy_engine for op in copies)
     exposed = [op.work.kind for op in pieces if op.stream == COMPUTE]
     assert exposed == ["reduce_scatter"] * 2
+
+
+@pytest.mark.parametrize(("sequences", "copied"), [(1, 0), (2, 1)])
+def test_what_is_gathered_of_several_sequences_is_copied_for_the_weights_gradient(
+    sequences: int, copied: int
+) -> None:
+    """Pieces come rank by rank, each with all sequences: q and gate read their input, o and down their
+    output's gradient sequence by sequence. Each reads and writes all tokens' activations once."""
+    shape = BatchShape(sequences, TOKENS)
+    block = workloads_of(question(async_tensor=True), compile=True)[0].model.blocks[0]
+    products = [module for module in block.modules if isinstance(module.op_spec, Linear)]
+    copies: list[float] = []
+    for module in products:
+        parts = backward_of(module, shape, WorkOptions())
+        work = parts if isinstance(parts, Kernels) else parts[-1].work
+        assert isinstance(work, Kernels)
+        copies += [kernel.hbm_bytes for kernel in work.kernels if kernel.kind == "copy"]
+    assert copies == [2 * X * sequences] * 4 * copied
 
 
 def test_a_product_that_scatters_is_kept_by_selective_checkpoints() -> None:

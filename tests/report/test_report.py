@@ -211,6 +211,7 @@ def test_three_lines_answer_fit_time_and_money() -> None:
     fit, step, run = brief_lines(report)
     assert fit.startswith("FITS  ")
     assert "% likely: gpt2, " in fit
+    assert " ".join(fit.split()).endswith("8 GPUs, 2 x 1,024 tokens x 3 micro-batches")
     low, high = report.step_seconds_range or (0.0, 0.0)
     assert step.startswith("step ")
     assert low < report.step_seconds < high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import exp, isclose
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.attention.context import SharedAttention
+from zsim.operations.sharding import ContextSharding
 from zsim.specs.experiment.data.draw import BatchPlan, draw_lengths
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.data.loading import DataTable, waiting_seconds
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.spec import Attention
 from zsim.specs.strategy.images import SampledLengths
 
 
@@ -188,11 +193,21 @@ def test_attention_by_document_is_of_the_fused_kernel_on_one_rank() -> None:
     table = {"law": "constant", "mean": 512}
     with pytest.raises(NotSimulatedError, match="attention 'math' computes all pairs"):
         job(lengths=table, attention="math")
-    with pytest.raises(NotSimulatedError, match=r"parallelism.context = 2; expected context = 1"):
+    with pytest.raises(NotSimulatedError, match=r"parallelism.context = 2 but by Transformer Engine"):
         job({"context": 2}, lengths=table)
     assert (
         job({"context": 2}, lengths={**table, "attention_by_document": False}).training.lengths.span == 4096
     )
+    packed = job({"context": 2}, {"kind": "megatron"}, lengths=table)
+    assert packed.training.lengths.documents == 8
+    modules = [module.op_spec for module in packed.model.blocks[0].modules]
+    core = replace(
+        next(one for one in modules if isinstance(one, Attention)), context=ContextSharding(2, "p2p", "te")
+    )
+    options, shape = WorkOptions.of(packed.training), BatchShape.of(packed.training)
+    shared = SharedAttention.of(core, shape, options)
+    assert (shared.sequences, shared.length, shared.tokens) == (8, 512, 2048)
+    assert SharedAttention.of(core, replace(shape, span=None), options).tokens == 2048
 
 
 def test_ranks_of_fsdp2_meet_in_every_micro_batch_and_megatrons_do_not() -> None:

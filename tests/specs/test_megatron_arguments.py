@@ -506,10 +506,11 @@ def test_what_megatron_refuses_is_refused(flags: str, message: str) -> None:
 
 
 def test_kernels_that_are_not_fused_are_noted() -> None:
-    notes = read("--no-bias-gelu-fusion --no-rope-fusion --log-params-norm").notes
+    notes = read("--no-bias-gelu-fusion --no-persist-layer-norm --log-params-norm").notes
     where = "strategy.config"
     assert (
-        f"{where}: --no-bias-gelu-fusion, --no-rope-fusion: simulated as fused kernels all the same" in notes
+        f"{where}: --no-bias-gelu-fusion, --no-persist-layer-norm: simulated as fused kernels all the same"
+        in notes
     )
     assert f"{where}: --log-params-norm: a small cost that is left out" in notes
 

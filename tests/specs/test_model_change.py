@@ -67,3 +67,12 @@ def test_a_length_that_is_asked_for_with_the_model_is_not_changed() -> None:
 
 def test_the_same_model_is_no_change_and_nothing_is_said() -> None:
     assert not ExperimentOptions(model="llama-3-70b").load().notes
+
+
+def test_a_length_in_thousands_is_said_beside_the_binary_one() -> None:
+    asked = ExperimentOptions(model="llama-3-8b", set_=["training.sequence_length=128k"]).load()
+    assert asked.training.sequence_length == 128_000
+    note = "training.sequence_length 128k is 128,000 tokens; 128Ki is 131,072"
+    assert note in resolve(asked).notes
+    binary = ExperimentOptions(model="llama-3-8b", set_=["training.sequence_length=128Ki"]).load()
+    assert not any("128Ki is" in text for text in resolve(binary).notes)

@@ -189,6 +189,7 @@ def test_mistakes_in_the_cluster_are_refused_as_in_a_file(key: str, value: Any, 
         ("power_limit", "test: unknown key 'power_limit'; did you mean 'cluster.gpu.power_limit'?"),
         ("cluster.cores", "unknown key 'cores'; did you mean 'cluster.host.cores'?"),
         ("training.stage", "test: training: unknown key 'stage'; did you mean 'strategy.stage'?"),
+        ("parallelism.sequence", "parallelism: unknown key 'sequence'; did you mean 'sequence_parallel'?"),
         (
             "strategy.sequence_length",
             "test: strategy: unknown key 'sequence_length'; did you mean 'training.sequence_length'?",

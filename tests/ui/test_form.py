@@ -200,7 +200,7 @@ def test_other_settings_that_cannot_be_are_refused(more: str, said: str) -> None
             "training.micro_batch_size: found 1.5, expected a valid integer",
         ),
         ({"strategy__kind": "FSDP2", "strategy__replicate": 3}, "strategy.replicate"),
-        ({"model": "gpt5"}, "model: found .gpt5., expected one of"),
+        ({"model": "gpt5"}, "model: unknown .gpt5.; did you mean .gpt2."),
     ],
 )
 def test_impossible_settings_are_zsims_own_error(changes: dict[str, Any], said: str) -> None:
@@ -251,6 +251,16 @@ def test_what_a_fields_list_does_not_have_is_an_other_setting() -> None:
     form = make_form(made())
     experiment = turned(form, 'training.lora.targets = ["c_attn"]', training__lora__rank=4)
     assert there(experiment.training.lora).targets == ("c_attn",)
+
+
+def test_a_name_that_a_list_does_not_have_is_met_with_the_nearest() -> None:
+    """No list of all presets: of a name that is near none, a few of them."""
+    field = make_form(made()).fields["model"]
+    with pytest.raises(InputError, match=r"^model: unknown 'llama-3-8bb'; did you mean 'llama-3-8b'\?$"):
+        field.read("llama-3-8bb")
+    with pytest.raises(InputError, match=r"^model: unknown ''; expected one of \d+, such as") as caught:
+        field.read(None)
+    assert len(str(caught.value)) < 300
 
 
 def test_typing_a_hub_id_finds_its_preset() -> None:

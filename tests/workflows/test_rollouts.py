@@ -13,10 +13,11 @@ from zsim.plan.ops import MODEL_STATES
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.library import Library
 from zsim.specs.strategy.registry import workflow_names
+from zsim.units import format_bytes
 from zsim.workflows.rl.framework import SINGLE_TENSOR_SECONDS, workflow_of
 from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
 from zsim.workflows.rl.loop import Loop, split_turns
-from zsim.workflows.rl.memory import memory_by_phase
+from zsim.workflows.rl.memory import PhaseMemory, memory_by_phase, remedies
 from zsim.workflows.rl.packing import batch_by_count, batch_padded, pack
 from zsim.workflows.rl.phases import BROADCAST_SHARE, num_tensors, phase_times, sync_seconds
 from zsim.workflows.rl.result import simulate_rl
@@ -402,6 +403,11 @@ def test_an_engine_that_does_not_fit_beside_the_trainer_says_what_to_change() ->
     (sentence,) = [text for text in result.remedies if text.startswith("rollout needs")]
     assert "rl.offload.optimizer = true" in sentence
     assert "rl.rollout.gpu_memory_utilization = 0.9" in sentence
+    missing, states = (format_bytes(size) for size in (10**12, 10**11))
+    phase = PhaseMemory({"optimizer_states": 10**11, "kv_cache": 10**12})
+    (sentence,) = remedies(result.job, {"weight_sync": phase}, 10**11)
+    assert sentence.startswith(f"weight sync needs {missing} more")
+    assert f"rl.offload.optimizer = true ({states} of it), or " in sentence
     offloaded = experiment(
         framework="verl",
         rollout={"gpu_memory_utilization": 0.95},

@@ -33,6 +33,11 @@ _PROJECTIONS = {
     "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
     "down": "down_proj",
 }  # fmt: skip
+# Megatron-Core's names of the products of latent attention, core/transformer/multi_latent_attention.py.
+_LATENT_PROJECTIONS = {
+    "linear_q_proj": "q_proj", "linear_q_down_proj": "q_a_proj", "linear_q_up_proj": "q_b_proj",
+    "linear_kv_down_proj": "kv_a_proj_with_mqa", "linear_kv_up_proj": "kv_b_proj",
+}  # fmt: skip
 _BRIDGE_RANK = 32  # Megatron-Bridge's and NeMo's LoRA, `dim` of peft/lora.py
 
 
@@ -216,9 +221,9 @@ def adapter_targets(text: str) -> str | list[str] | None:
     """The products that have adapters: "all-linear", names, or None where the text says nothing."""
     if re.search(r"(?i)all[ _-]?linear|every linear|all products", text):
         return "all-linear"
-    named = re.findall(r"\b([a-z]+_proj|linear_(?:qkv|proj|fc1|fc2))\b", text)
+    named = re.findall(r"\b([a-z]+_proj|linear_(?:qkv|proj|fc1|fc2|(?:q|kv)(?:_down|_up)?_proj))\b", text)
     if named:
-        return list(dict.fromkeys(named))
+        return list(dict.fromkeys(_LATENT_PROJECTIONS.get(name, name) for name in named))
     letters = re.search(r"(?i)\b[qkvo](?: ?[,+/&] ?(?:[qkvo]|gate|up|down)\b)+", text)
     if letters:
         return [_PROJECTIONS[name.lower()] for name in re.findall(r"(?i)[a-z]+", letters[0])]

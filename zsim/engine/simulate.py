@@ -373,7 +373,7 @@ def _simulate_jobs(job: Job, unfold: bool, plans: Plans) -> Outcome:
         notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
                  "cost one that runs short is left out")  # fmt: skip
     others = {name: request for name, request in requests.items() if name != THIS_JOB}
-    misfits = [name for name, other in others.items() if excess_bytes(other.job, other.plan) > 0]
+    misfits = [name for name, request in others.items() if excess_bytes(request.job, request.plan) > 0]
     notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in misfits))
     seconds = outcome.trace.step_seconds
     background = sum(loop.prepared.link_bytes * seconds / loop.median_step.step_seconds for loop in loops[1:])

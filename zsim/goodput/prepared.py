@@ -346,8 +346,9 @@ class PreparedRun:
         local, remote = self.cost(mode, number), self.cost("async", number)
         if table.remote_every is None:
             worthwhile_seconds = starting_interval(self.scenario(math.inf, mode="async"), remote)
-            remote_interval = math.ceil(
-                max(worthwhile_seconds, remote.durable_seconds) / (save_steps * step + local.blocking_seconds)
+            interval = save_steps * step + local.blocking_seconds
+            remote_interval = max(
+                round(worthwhile_seconds / interval), math.ceil(remote.durable_seconds / interval)
             )
         else:
             remote_interval = round(table.seconds_of(table.remote_every, step) / step / save_steps)

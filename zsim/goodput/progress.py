@@ -4,12 +4,13 @@ Training between two events: steps and saves in a fixed order, so that any momen
 
 # [Note: the cycle of saves]
 Let k steps of s seconds lie between two saves. A local save blocks for c, and is durable P after it began. A
-remote one, at every m-th, blocks for C and is durable after Q. What runs in the background makes the steps
-after a save longer by o and O. The next save waits for the last one, so the overhead of an interval and of a
-cycle of m intervals are
+remote one takes the place of every m-th (`checkpoint_and_decide_exit` of Megatron-LM d98e8a64
+training/training.py), blocks for C and is durable after Q. What runs in the background makes the steps after
+a save longer by o and O. The next save waits for the last one, so the overhead of an interval and of a cycle
+of m intervals are
 
-    o' = max(o, P - c - k s)        B = o' + k s + c
-    O' = max(O, Q - C - m B)        T = O' + m B + C
+    o' = max(o, P - c - k s)            B = o' + k s + c
+    O' = max(O, Q - C - (m B - c))      T = O' + m B - c + C
 
 The overhead is counted at the beginning of its interval, which leaves every save where it is. At time x the
 number of finished cycles is x // T, and the other numbers follow by division. So a training interval of
@@ -135,7 +136,7 @@ class SaveCycle:
             local.slowdown_seconds, local.durable_seconds - local.blocking_seconds - work, 0.0
         )
         self.interval = self.overhead + work + local.blocking_seconds
-        intervals_seconds = self.per_cycle * self.interval
+        intervals_seconds = self.remote_start = self.per_cycle * self.interval - local.blocking_seconds
         self.cycle_overhead = max(
             remote.slowdown_seconds, remote.durable_seconds - remote.blocking_seconds - intervals_seconds, 0.0
         )
@@ -159,10 +160,11 @@ class SaveCycle:
         cycle_time -= self.cycle_overhead
         remote = int(cycles) * self.per_cycle
         work = self.overhead + self.every * self.seconds
-        num_local = min(max(int((cycle_time - work) // self.interval) + 1, 0), self.per_cycle)
-        return remote + num_local, remote + (
-            self.per_cycle if cycle_time >= self.per_cycle * self.interval else 0
-        )
+        num_local = min(max(int((cycle_time - work) // self.interval) + 1, 0), self.per_cycle - 1)
+        local = remote + num_local
+        if not num_local:  # the last one of the cycle before, which has none where every save is remote
+            local = max(remote - 1, 0) if self.per_cycle > 1 else 0
+        return local, remote + (self.per_cycle if cycle_time >= self.remote_start else 0)
 
 
 class TrainingInterval:
@@ -368,7 +370,7 @@ class RunProgress:
     def roll_back(self, cause: str, nodes: int, corrupted: float | None) -> None:
         """Back to the last save that survives the loss of `nodes`, and is older than `corrupted` steps."""
         saves = self.phase.saves
-        has_local = saves.local is not None and (nodes == 0 or (saves.survives_node and nodes == 1))
+        has_local = saves.has_local_after(nodes)
         if saves.local is not None and not has_local:
             self.local = 0
         target = max(self.remote, self.local if has_local else 0)

@@ -59,9 +59,9 @@ class Saves:
     every: int
     """Steps between two saves of the most frequent kind."""
     remote: Checkpoint | None = None
-    """A save to the store, made at every `remote_every`-th save (at every one where there is no `local`)."""
+    """A save to the store, which every `remote_every`-th save is (every one where there is no `local`)."""
     local: Checkpoint | None = None
-    """A copy in host memory or on the node's drives, made at every save."""
+    """A copy in host memory or on the node's drives, which the other saves are."""
     remote_every: int = 1
     survives_node: bool = False
     """Local copies have a peer, so that the loss of one node leaves them."""
@@ -69,6 +69,10 @@ class Saves:
     """Saves kept in the store, None for all."""
     archive_steps: int | None = None
     """One save of so many steps is kept for ever."""
+
+    def has_local_after(self, nodes: int) -> bool:
+        """Whether a local copy is left when so many nodes are lost."""
+        return self.local is not None and (nodes == 0 or (self.survives_node and nodes == 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,14 +257,26 @@ def _num_seeds(failures: float) -> int:
 
 
 def starting_interval(scenario: Scenario, cost: Checkpoint) -> float:
-    """The closed form's best interval: all that a save adds to the steps counts as its cost."""
-    phase_seconds = scenario.phases[0].steps * scenario.phases[0].step_seconds
-    rate = scenario.failures_per_second
-    added = cost.blocking_seconds + cost.slowdown_seconds
-    if not rate:
-        return phase_seconds
-    step = scenario.phases[0].step_seconds
-    return min(max(best_work_seconds(1 / rate, added) if added else step, step), phase_seconds)
+    """The closed form's best interval: all that a save adds to the steps counts as its cost.
+
+    Local saves meet the failures that leave them. They are no rarer than saves to the store alone.
+    """
+    phase = scenario.phases[0]
+    step, saves, causes = phase.step_seconds, phase.saves, scenario.failures.causes
+
+    def interval(save: Checkpoint, fraction: float) -> float:
+        rate = scenario.failures_per_second * fraction
+        added = save.blocking_seconds + save.slowdown_seconds
+        if not rate:
+            return phase.steps * step
+        return min(max(best_work_seconds(1 / rate, added) if added else step, step), phase.steps * step)
+
+    if saves.local is None or saves.remote is None:
+        return interval(cost, 1.0)
+    weights = [(0 if cause.keeps_node else cause.nodes, cause.weight) for cause in causes]
+    left = sum(weight for nodes, weight in weights if saves.has_local_after(nodes))
+    total = sum(weight for _, weight in weights)
+    return min(interval(cost, left / total if total else 0.0), interval(saves.remote, 1.0))
 
 
 def best_interval(

@@ -65,6 +65,8 @@ class ChunkedOverlap:
     group: str = "tensor"
     starts_with_local_rows: bool = False
     """The input is gathered at once, during the product of the rank's own tokens (nanotron's)."""
+    is_symmetric_memory: bool = False
+    """Ranks copy the pieces out of one another's buffers (torch's). See [Note: symmetric memory]."""
 
 
 @dataclass(frozen=True, slots=True)

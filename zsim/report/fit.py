@@ -104,11 +104,15 @@ def reserved_memory(report: Report) -> ReservedMemory | None:
 
 
 def format_torch_memory(report: Report) -> str:
-    """E.g. "torch allocates 52.10 GB and reserves 83.55 GB". Empty where its allocator was not simulated."""
+    """E.g. "torch allocates 52.10 GB and reserves 83.55 GB", with the limit where that is more than a GPU's
+    capacity, which leaves room for what the allocator wastes. Empty where its allocator was not simulated.
+    """
     row = report.allocator
     if row is None:
         return ""
     reserved = format_bytes(row.reserved_bytes)
+    if row.reserved_bytes > (report.capacity_bytes.get("gpu") or row.reserved_bytes):
+        reserved += f" of {format_bytes(row.limit_bytes)}"
     return f"torch allocates {format_bytes(allocated_bytes(report))} and reserves {reserved}"
 
 

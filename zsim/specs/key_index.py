@@ -34,9 +34,10 @@ def nearest_key(
 ) -> str:
     """The end of an error message about a key that its `table` does not have.
 
-    It names the key that another program's name of a setting means, the key of the table that is spelt like
-    it, the tables of `model_type` that have such a key, or the key of the table that is spelt most like it.
-    It is empty if there is none.
+    It names the one key of the table that begins with it ("sequence" of "sequence_parallel"), the key that
+    another program's name of a setting means, the key of the table that is spelt like it, the tables of
+    `model_type` that have such a key, or the key of the table that is spelt most like it. It is empty if
+    there is none.
 
     `value` is the key's value. If it is a table with a single key, that key is corrected too. `prefix` begins
     the dotted keys of other tables in the message. Of the keys of `[strategy]` only `strategy_keys` are
@@ -47,6 +48,9 @@ def nearest_key(
     def is_of_kind(segments: Sequence[str]) -> bool:
         return segments[0] != "strategy" or strategy_keys is None or segments[1] in strategy_keys
 
+    longer = [name for name in table if name.startswith(f"{key}_")]
+    if len(longer) == 1:
+        return f"; did you mean '{longer[0]}'?"
     concept = concept_of(key)
     meant = [path.split(".") for path in concept.keys] if concept else []
     meant = [path for path in meant if first_unknown_segment(path, model_type) is None and is_of_kind(path)]

@@ -108,11 +108,15 @@ def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> No
         [Input(field_id(key), "value") for key in keys],
         Input("applied", "data"),
         State("asked", "data"),
+        State("named", "data"),
         running=[(Output("shell", "className"), "busy", "")],
     )  # fmt: skip
     def update(*arguments: Any) -> dict[str, Any]:
-        *values, other_settings, last_request = arguments
+        *values, other_settings, last_request, named = arguments
         field_values = dict(zip(form.fields, values, strict=True))
+        for key, setting in form.fields.items():
+            if setting.choices is not None and field_values[key] is None:
+                field_values[key] = (named or {}).get(key)
         page_answer, error = run_safely(answers.get, field_values, other_settings or "")
         if page_answer is None:
             untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 
-from zsim.errors import InputError
+from zsim.errors import InputError, expected_text
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.experiment.training.lora_table import LoraTable
@@ -81,7 +81,8 @@ class Field:
                 return None
             return display if self.scale == 1 else display * self.scale
         if display not in self.choices:
-            raise InputError(f"{self.key}: found {display!r}, expected one of {', '.join(self.choices)}")
+            name = str(display or "")
+            raise InputError(f"{self.key}: unknown '{name}'{expected_text(name, self.choices)}")
         return self.choices[display]
 
     def show(self, value: Any) -> Any:

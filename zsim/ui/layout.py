@@ -48,6 +48,7 @@ def layout(form: Form) -> Any:
             dcc.Store(id="applied", data=""),
             dcc.Store(id="pins"),
             dcc.Store(id="held"),
+            dcc.Store(id="named"),
             dcc.Store(id="remembered"),
             dcc.Store(id="figures"),
             dcc.Store(id="asked"),

@@ -161,6 +161,7 @@ def keep_state(app: Any, form: Form) -> None:
             Output("pins", "data"),
             Output("held", "data"),
             Output("recording", "data"),
+            Output("named", "data"),
         ],
         Input("place", "hash"),
         State("initial", "data"),

@@ -24,6 +24,7 @@ from zsim.frameworks.deepspeed.stage3.compiled_graph import (
 )
 from zsim.plan.checks import check_plan
 from zsim.plan.make import plan_basis, plan_of
+from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Copy, Plan
 from zsim.report.job_features import strategy_name
 from zsim.specs.experiment.resolve import resolve
@@ -90,6 +91,13 @@ def test_without_room_each_graph_gathers_what_it_reads() -> None:
     sizes = calls(found, "all_gather", ("forward",))
     assert max(sizes) == 2 * 4 * 1024 * 1024  # an MLP's matrix, by itself
     check_plan(found)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_are_no_memory_of_the_stream_that_copies_them(stage: int) -> None:
+    """Backward makes them on the compute stream."""
+    program = plan(tensor_bytes=0, stage=stage).program
+    assert "gradient_copy" not in {change.stream for change in tensor_changes(program) if change.bytes}
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])

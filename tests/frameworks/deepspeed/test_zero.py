@@ -10,6 +10,7 @@ import pytest
 import zsim
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes
+from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -338,3 +339,25 @@ def test_the_host_waits_for_the_sum_of_every_gradient(
     job = resolve(zsim.Experiment(model="gpt2", cluster="dgx-2", gpus=4, strategy=strategy))
     names = Counter(op.name for op in make_plan(job).ops)
     assert (names["look for infinities"], names["read sum of gradient"]) == (looks, waits)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": 3},
+        {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 10_000_000},
+    ],
+)
+def test_gradients_are_memory_of_the_stream_that_computes_them(changes: dict[str, Any]) -> None:
+    """Autograd makes them on the compute stream. The copy into the bucket or the reduction, which comes next,
+    runs on another stream, whose blocks no kernel of backward could use again."""
+    plan = plan_of({"contiguous_gradients": True, **changes})
+    copies = {number for number, op in enumerate(plan.ops) if op.name.startswith("bucket transformer.h")}
+    stream_of, streams = dict[int, str](), list[str]()
+    for change in tensor_changes(plan.program):
+        if change.bytes:
+            stream_of[change.tensor] = change.stream
+        elif change.until in copies or change.op - 1 in copies:  # what is read is freed
+            streams.append(stream_of[change.tensor])
+    assert len(streams) >= len(copies) > 48
+    assert set(streams) == {"compute"}

@@ -445,11 +445,33 @@ def test_gpus_are_taken_to_have_bf16_where_a_script_asks(tmp_path: Path, questio
     assert ("asks whether the GPUs have bf16" in notes_of(found)) == ("FLAG" not in question)
 
 
+def test_flags_of_transformers_own_trainer_have_its_loss(tmp_path: Path) -> None:
+    """`max_length` is a flag of TRL's too, whose default loss keeps no logits."""
+    (tmp_path / "train.py").write_text(
+        "parser = HfArgumentParser((Names, TrainingArguments))\n"
+        "names, args = parser.parse_args_into_dataclasses()\nTrainer(load(names), args).train()\n"
+    )
+    command = (
+        f"torchrun {tmp_path}/train.py --model_name_or_path meta-llama/Llama-3.1-8B --max_length 512 "
+        "--per_device_train_batch_size 1 --bf16"
+    )
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    assert found.training.sequence_length == 512
+    assert (found.program, "chunked_nll" in notes_of(found)) == ("transformers", False)
+
+
+def test_a_tokenizer_of_any_name_tells_the_length(tmp_path: Path) -> None:
+    text = f"rows.map(lambda row: tok(row['text'], truncation=True, max_length=640))\n{PLAIN}"
+    assert read_text(tmp_path, text, "train.py", model=None).training.sequence_length == 640
+
+
 def test_a_name_tells_the_length_that_no_tokenizer_is_told(tmp_path: Path) -> None:
     """Transformers' Trainer cuts nothing, so a length that nothing says is asked for."""
     found = read_text(tmp_path, f"MAX_LEN = 768\n{PLAIN}del model\n", "train.py", model=None)
     assert found.training.sequence_length == 768
-    with pytest.raises(InputError, match=r"no tokenizer is told.*training\.sequence_length=VALUE"):
+    with pytest.raises(
+        InputError, match=r"no tokenizer call has max_length.*training\.sequence_length=VALUE"
+    ):
         read_text(tmp_path, f"MAX_LEN = 768\ncutoff_len = 512\n{PLAIN}", "train.py", model=None)
 
 

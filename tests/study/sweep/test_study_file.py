@@ -70,6 +70,7 @@ def test_a_grid_is_every_combination_the_last_axis_fastest() -> None:
 def test_what_the_trainer_does_is_an_axis_whose_keys_are_known() -> None:
     text = BASE + "[axes]\ntrainer.metrics_per_micro_batch = [0, 2]\nsimulation.every_micro_batch = [false]\n"
     assert values(text, "trainer.metrics_per_micro_batch") == [(0,), (2,)]
+    refused("unknown key 'vary'; expected one of .*axes", BASE + "[vary]\nnodes = [1, 2]\n")
     refused("unknown key 'trainer.metrics'", BASE + "[axes]\ntrainer.metrics = [0, 2]\n")
 
 

@@ -26,7 +26,7 @@ from zsim.specs.experiment.load import build_experiment, change_experiment
 from zsim.study.search import least_gpus
 from zsim.study.tune import remedy as remedies
 from zsim.study.tune.axes import Candidate, base_of, structure_of
-from zsim.study.tune.evaluate import memory_of
+from zsim.study.tune.evaluate import Evaluator, memory_of
 from zsim.study.tune.remedy import remedy_of, tried_changes
 
 Tiny = Callable[..., zsim.Experiment]
@@ -116,6 +116,22 @@ def test_where_no_switch_is_enough_the_fewest_are_joined(make_tiny: Tiny) -> Non
     assert len(remedy.overrides) > 1
     assert " and " in remedy.words
     assert fits(change_experiment(given, remedy.overrides))
+
+
+def test_a_switch_that_is_refused_alone_is_tried_with_others(
+    make_tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As full checkpointing is where DeepSpeed's few buffers of parameters on NVMe do not suffice for it."""
+    given = change_experiment(make_tiny({"kind": "fsdp2"}, memory="1.9 GB", **ALONE), WORDY)
+    check_plan = remedies._check_plan
+
+    def refuse_checkpointing(evaluator: Evaluator, candidate: Candidate) -> Any:
+        return None if [*candidate.choices] == ["checkpointing"] else check_plan(evaluator, candidate)
+
+    expected = of(given).overrides
+    assert "training.activation_checkpointing" in expected
+    monkeypatch.setattr(remedies, "_check_plan", refuse_checkpointing)
+    assert of(given).overrides == expected
 
 
 def test_a_jsons_own_keys_are_named_for_its_batch(make_tiny: Tiny) -> None:

@@ -101,6 +101,10 @@ class LayerKernelSet:
     """Rotary positions that are multiplied by a factor are eager kernels, of these passes per tensor forward
     and backward. None where they are fused as all others.
     """
+    has_eager_rotary: bool = False
+    """Rotary positions without a factor are those kernels as well."""
+    rotates_by_document: bool = False
+    """Those kernels run for one packed document after the other. See [Note: rotation by document]."""
     repeats_normalised_heads: bool = False
     """Gated DeltaNet normalises queries and keys before it repeats their heads, and keeps both."""
     norms_after_scans: bool = False

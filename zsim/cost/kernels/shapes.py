@@ -45,6 +45,8 @@ class BatchShape:
     """The mean length of the document that a token is of, where a sequence holds several and attention keeps
     them apart.
     """
+    documents: float = 0.0
+    """The documents of the micro-batch, where attention keeps them apart."""
     images: SampledImages | None = None
     """The images that the micro-batch's sequences have, where the model has a tower of images."""
     sounds: SampledImages | None = None
@@ -74,10 +76,12 @@ class BatchShape:
     @classmethod
     def of(cls, training: TrainingConfig) -> BatchShape:
         lengths = training.lengths
-        span = lengths.span if lengths is not None and lengths.masks_by_document else None
+        span, documents = None, 0.0
+        if lengths is not None and lengths.masks_by_document:
+            span, documents = lengths.span, lengths.documents
         return cls(
-            training.micro_batch_size, training.sequence_length, span=span, images=training.images,
-            sounds=training.sounds,
+            training.micro_batch_size, training.sequence_length, span=span, documents=documents,
+            images=training.images, sounds=training.sounds,
         )  # fmt: skip
 
 

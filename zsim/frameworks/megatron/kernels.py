@@ -39,6 +39,12 @@ _MEGATRON_LAYERS = LayerKernelSet(
     gates_in_kernel=True,
     has_sparse_attention=True,
 )
+# Of a release from 0.19 on, and without Transformer Engine's kernel of rotary positions.
+_CORE_19_LAYERS = replace(_MEGATRON_LAYERS, name="megatron-0.19", rotates_by_document=True)
+_EAGER_ROTARY = tuple(
+    replace(kernels, name=f"{kernels.name}-eager-rope", has_eager_rotary=True)
+    for kernels in (_MEGATRON_LAYERS, _CORE_19_LAYERS)
+)
 # Those before, with Apex's norm.
 _MEGATRON_2_LAYERS = LayerKernelSet(
     "megatron-2",
@@ -59,6 +65,8 @@ LAYER_KERNELS = {
     kernels.name: kernels
     for kernels in (
         _MEGATRON_LAYERS,
+        _CORE_19_LAYERS,
+        *_EAGER_ROTARY,
         _MEGATRON_2_LAYERS,
         _MEGATRON_1_LAYERS,
         _NANOTRON_LAYERS,

@@ -136,7 +136,10 @@ class MegatronTraining(FrameworkTraining[MegatronTable, MegatronConfig]):
     def layer_kernels(self, table: MegatronTable, parallelism: ParallelismConfig) -> LayerKernels:
         if table.engine != "megatron":
             return table.engine
-        return "megatron-2" if is_before_3(table.version) else "megatron"
+        if is_before_3(table.version):
+            return "megatron-2"
+        name = "megatron-0.19" if is_core_since(table.version, (0, 19)) else "megatron"
+        return name if table.rope_fusion else f"{name}-eager-rope"
 
     def has_engine_products(self, table: MegatronTable) -> bool:
         return table.runs_transformer_engine

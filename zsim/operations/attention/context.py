@@ -42,13 +42,19 @@ class SharedAttention:
     sequences: int
     length: int
     options: WorkOptions
+    documents: float
 
     @classmethod
     def of(cls, spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> SharedAttention:
-        """The attention of a rank whose part of the batch is `shape`."""
+        """The attention of a rank whose part of the batch is `shape`. Packed documents are sequences, each
+        padded to a multiple of 2c tokens (TransformerEngine 2.17.1 context_parallel.py, `thd`)."""
         assert spec.context is not None
-        share = spec.context
-        return cls(spec, share, share.ranks, shape.sequences, shape.sequence_length, options)
+        share, sequences, length = spec.context, shape.sequences, shape.sequence_length
+        if shape.span is not None and shape.span < length:
+            tokens, chunks = sequences * length, 2 * share.ranks
+            length = max(1, round(shape.span / chunks)) * chunks
+            sequences = max(1, round(tokens / length))
+        return cls(spec, share, share.ranks, sequences, length, options, shape.documents)
 
     @property
     def rank(self) -> int:
@@ -63,7 +69,7 @@ class SharedAttention:
 
     @property
     def shape(self) -> BatchShape:
-        return BatchShape(self.sequences, self.length, self.ranks)
+        return BatchShape(self.sequences, self.length, self.ranks, documents=self.documents)
 
     @property
     def query_bytes(self) -> int:

@@ -1,6 +1,17 @@
-"""Kernels in front of attention's core: rotary positions of queries and keys, and copies."""
+"""Kernels in front of attention's core: rotary positions of queries and keys, and copies.
+
+# [Note: rotation by document]
+Megatron-Core rotates packed documents without Transformer Engine's kernel one after the other, as each counts
+its positions from 0 (core 0.19.0 core/models/common/embeddings/rope_utils.py `_apply_rotary_pos_emb_thd`).
+Per tensor and document, counted with a dispatch mode: forward the kernels of a whole sequence, three each for
+cosines and sines, and a copy into the output. Backward the copy's gradient copies the gradient of the whole
+tensor, then reads the document's part and fills it with zeros (four kernels), before the seven of a whole
+sequence. At the end the parts are concatenated.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from zsim.cost.kernels.elementwise import (
     LATENT_HEADS,
@@ -9,8 +20,12 @@ from zsim.cost.kernels.elementwise import (
     ROTARY_FUSED,
 )
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.layer_kernels import Passes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.attention.core import AttentionCore
+
+_DOCUMENT_LAUNCHES = (7, 4)  # beyond those of a whole sequence, forward and backward
+_DOCUMENT_TENSORS = (2, 7)
 
 
 def rotary_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
@@ -29,13 +44,8 @@ def _rotary(
     if not spec.rotary:
         return ()
     scaled_rotary = options.layers.scaled_rotary
-    if spec.scales_rotary and scaled_rotary is not None:
-        e, dtype = options.activation_bytes, options.kernel_dtype
-        kernels_per_tensor = [
-            scaled_rotary[direction].kernels(shape.tokens * heads * spec.qk_head_dim, e, dtype)
-            for heads in (spec.num_heads, spec.num_kv_heads)
-        ]
-        return tuple(kernel for kernels in kernels_per_tensor for kernel in kernels)
+    if scaled_rotary is not None and (spec.scales_rotary or options.layers.has_eager_rotary):
+        return _eager_rotary(spec, shape, options, scaled_rotary[direction], direction)
     passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]
     groups = 0 if spec.reads_keys else spec.num_kv_heads
     elements = (spec.num_heads + groups) * spec.qk_head_dim
@@ -51,6 +61,31 @@ def _rotary(
         launches += full_head.launches if spec.is_latent else tensors * full_head.launches
     num_bytes = shape.tokens * moved_elements * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
+
+
+def _eager_rotary(
+    spec: AttentionCore, shape: BatchShape, options: WorkOptions, passes: Passes, direction: int
+) -> tuple[Kernel, ...]:
+    """The kernels of `passes` over queries and over keys, of each document where they are packed. Latent
+    attention has one head of keys to rotate, and joins it with the others."""
+    e, dtype, documents = options.activation_bytes, options.kernel_dtype, round(shape.documents)
+    if options.layers.rotates_by_document and documents and passes.strided is not None:
+        passes = Passes(
+            passes.tensors + _DOCUMENT_TENSORS[direction] + 2 * direction * documents,
+            (passes.launches + _DOCUMENT_LAUNCHES[direction]) * documents,
+            replace(passes.strided, launches=passes.strided.launches * documents),
+        )
+    is_latent = spec.is_latent and spec.rotary_width is not None
+    width = spec.rotary_width if spec.is_latent and spec.rotary_width else spec.qk_head_dim
+    kernels = [
+        kernel
+        for heads in (spec.num_heads, 1 if is_latent else spec.num_kv_heads)
+        for kernel in passes.kernels(shape.tokens * heads * width, e, dtype)
+    ]
+    if is_latent:
+        elements = shape.tokens * (spec.num_heads + spec.num_kv_heads) * spec.qk_head_dim
+        kernels += LATENT_HEADS[direction].kernels(elements, e, dtype)
+    return tuple(kernels)
 
 
 def layout_kernels(

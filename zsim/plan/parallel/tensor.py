@@ -253,7 +253,9 @@ class _TensorSharder:
                 for parameter in module.parameters
             ),
         )
-        pieces = ChunkedOverlap(shares, "forward") if self.cuts_products and not is_head else None
+        pieces = None
+        if self.cuts_products and not is_head:
+            pieces = ChunkedOverlap(shares, "forward", is_symmetric_memory=self.style.has_dtensors)
         if self.runs_local_rows_first and not module.shares_input:
             pieces = ChunkedOverlap(shares, "forward", starts_with_local_rows=True)
         reads_fp8 = not (is_head or work.in_bf16)
@@ -308,7 +310,9 @@ class _TensorSharder:
         )
         if self.cuts_products:
             scattered = self.style.scattered_pieces or shares
-            pieces = ChunkedOverlap(shares, "backward", scattered)
+            pieces = ChunkedOverlap(
+                shares, "backward", scattered, is_symmetric_memory=self.style.has_dtensors
+            )
             return [replace(sharded, op_spec=replace(local, chunked_overlap=pieces))]
         if self.runs_local_rows_first:
             pieces = ChunkedOverlap(shares, "backward", starts_with_local_rows=True)

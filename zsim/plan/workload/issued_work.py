@@ -32,6 +32,7 @@ from zsim.plan.workload.product_pieces import (
     product_forward,
     row_backward,
     scale_agreement,
+    sequence_copy,
 )
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import (
@@ -103,6 +104,10 @@ def backward_of(module: Module, shape: BatchShape, options: WorkOptions) -> Issu
         case Linear(chunked_overlap=ChunkedOverlap(gathers="backward") as pieces) as product:
             backward = row_backward if pieces.starts_with_local_rows else product_backward
             return backward(module, product, pieces, shape, options)
+        case Linear(chunked_overlap=ChunkedOverlap(is_symmetric_memory=True) as pieces) as product:
+            numel = shape.tokens * product.in_features * module.trains_weight
+            copy = sequence_copy(numel, pieces, shape, options) if numel else ()
+            return Kernels((*copy, *module.kernels(BACKWARD, shape, options)))
         case Linear(overlapped_collectives=OverlappedCollectives() as beneath) as product:
             return _around_products(module, product, beneath, shape, options)
     return Kernels(module.kernels(BACKWARD, shape, options))

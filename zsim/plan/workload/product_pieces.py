@@ -3,10 +3,18 @@
 # [Note: rings and pipelines]
 A gathered product of t ranks runs in t pieces: each multiplies the tokens that are there while the next
 rank's tokens arrive, in t - 1 steps of a ring ("ring_exchange"), which the copy engines make (`use_ce`, on by
-default; torch's symmetric memory is copied by them too). A scattered product runs in pieces, and the
+default). A scattered product runs in pieces, and the
 reduce-scatter of one runs beneath the next ("pipeline"), so that the last one's is exposed. Gathers again and
 reductions beneath the two products of backward are those of the product's `overlapped_collectives` ("bulk").
 Source: Transformer Engine 2.17 pytorch/module/base.py (`initialize_ub`, which GEMM uses which method).
+
+# [Note: symmetric memory]
+In torch's a rank first copies its rows into a buffer that all can read, and the copy engines do the rest. A
+scattered product makes the other ranks' pieces first, each of which its rank copies during the next product,
+and its own at last. A kernel then adds up t partial sums. Pieces have the rows of all sequences, so that of
+several sequences a product for a weight's gradient, which reads what was gathered sequence by sequence, first
+copies it, except where casts to fp8 read it (torch 2.13 distributed/_symmetric_memory/__init__.py
+`_pipelined_multi_all_gather_and_consume`, `_pipelined_produce_and_all2all`, `_fused_all_gather_matmul_impl`).
 
 # [Note: pieces share waves]
 The pieces' products are launched in turn on three streams (`_stream_compute` of Transformer Engine's
@@ -31,6 +39,7 @@ from dataclasses import replace
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.kernels.update import copy_kernels
 from zsim.operations.operation import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Pass
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, Message, PointToPoint
@@ -76,6 +85,8 @@ def product_forward(
         return (*scale_agreement(pieces.group, options), *casts, *_ring_parts(kernels, pieces, collective))
     casts, kernels = _pieces(FORWARD, module, shape, pieces.scatters, options)
     size = shape.tokens * product.out_features * options.activation_bytes // pieces.scatters
+    if pieces.is_symmetric_memory:
+        return (*casts, *_exchanged_sums(kernels, pieces, size, options.kernel_dtype))
     scatter = Collective("reduce_scatter", size, options.kernel_dtype, pieces.group)
     work_parts = [*casts]
     for _ in range(pieces.scatters):
@@ -95,11 +106,45 @@ def product_backward(
     numel = shape.tokens * product.out_features
     collective = gather(numel, pieces.ranks, pieces.group, options, is_gradient=True)
     ring = _ring_parts(input_gradient, pieces, collective)
+    if weight_gradient:
+        weight_gradient = (*sequence_copy(numel, pieces, shape, options), *weight_gradient)
     return (
         *scale_agreement(pieces.group, options),
         *casts,
         *ring,
         WorkPart(Kernels(weight_gradient), "weight"),
+    )
+
+
+def sequence_copy(
+    numel: int, pieces: ChunkedOverlap, shape: BatchShape, options: WorkOptions
+) -> tuple[Kernel, ...]:
+    """() or the copy of a gathered operand of `numel` elements in the order of its sequences."""
+    if not pieces.is_symmetric_memory or shape.sequences == 1 or fp8.is_gathered_quantized(options):
+        return ()
+    return copy_kernels(numel * options.activation_bytes)
+
+
+def _exchanged_sums(kernels: tuple[Kernel, ...], pieces: ChunkedOverlap, size: int, dtype: str) -> Parts:
+    """`kernels` for each rank's tokens in turn, its own last, while the one before is copied, and the sum of
+    a piece of `size` bytes from each rank.
+    """
+    work_parts: list[WorkPart] = []
+    for shift in range(1, pieces.ranks):
+        exchange = PointToPoint(
+            (Message("send", size, shift), Message("recv", size, -shift)),
+            dtype,
+            pieces.group,
+            by_copy_engine=True,
+        )
+        work_parts.append(WorkPart(Kernels(kernels), "piece"))
+        work_parts.append(WorkPart(exchange, "scatter piece", pieces.group, COMPUTE))
+    total = copy_kernels(size, read_factor=pieces.ranks)
+    return (
+        *work_parts,
+        WorkPart(Kernels(kernels), "piece"),
+        WorkPart(None, follows=pieces.group),
+        WorkPart(Kernels(total), "sum"),
     )
 
 
@@ -132,6 +177,8 @@ def _ring_parts(kernels: tuple[Kernel, ...], pieces: ChunkedOverlap, collective:
     messages = (Message("send", piece_bytes, 1), Message("recv", piece_bytes, -1))
     step = PointToPoint(messages, collective.dtype, pieces.group, by_copy_engine=True)
     work_parts: list[WorkPart] = []
+    if pieces.is_symmetric_memory:
+        work_parts.append(WorkPart(Kernels(copy_kernels(piece_bytes)), "copy to the buffer"))
     for number in range(pieces.ranks):
         if number:
             work_parts.append(WorkPart(None, follows=pieces.group))

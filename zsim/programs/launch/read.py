@@ -34,7 +34,7 @@ from zsim.programs.launch.commands import (
     section_of,
 )
 from zsim.programs.torchtitan.read import read_torchtitan
-from zsim.programs.training_script.read import parses_arguments, read_script
+from zsim.programs.training_script.read import parses_arguments, parses_plain_arguments, read_script
 from zsim.programs.trl.keys import ACCELERATE_CONFIGS
 from zsim.reading import parse_whole_number
 from zsim.specs.experiment.programs import programs, readable_programs
@@ -168,7 +168,8 @@ def _read_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram
     """The experiment that the flags say, of a program's where it is known, or of a script of one's own."""
     if program is None:
         is_example = _EXAMPLES.fullmatch(Path(launch.target).name) is not None
-        program = readable_programs()[_TRAINER] if is_example else _owner(values)
+        is_plain = is_example or script_path(launch.target, launch.where, parses_plain_arguments) is not None
+        program = readable_programs()[_TRAINER] if is_plain else _owner(values)
     if program is None:
         return _own_script(launch, values)
     if program.name == _TRAINER:

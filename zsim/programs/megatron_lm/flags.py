@@ -72,7 +72,6 @@ LEFT_OUT: Mapping[str, str] = {
     "no-bias-gelu-fusion": _FUSED,
     "no-bias-swiglu-fusion": _FUSED,
     "no-bias-dropout-fusion": _FUSED,
-    "no-rope-fusion": _FUSED,
     "no-persist-layer-norm": _FUSED,
     "disable-jit-fuser": _FUSED,
     "log-params-norm": _HOST,

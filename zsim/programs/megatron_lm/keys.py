@@ -53,6 +53,7 @@ OFF_SWITCHES = (
     *declare(
         ("--no-check-for-nan-in-loss-and-grad", bool, "whether the host does not read every norm",
          "strategy.check_for_nan"),
+        ("--no-rope-fusion", bool, "whether rotary positions are eager kernels", "strategy.rope_fusion"),
         ("--no-overlap-p2p-communication", bool, "whether stages wait for their messages",
          "strategy.overlap_p2p"),
         ("--no-align-grad-reduce", bool, "whether stages reduce gradients when each is done",

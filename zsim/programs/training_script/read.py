@@ -123,6 +123,12 @@ def parses_arguments(path: Path) -> bool:
     return re.search(r"(Hf|H4)ArgumentParser|TrlParser", _text_of(path)) is not None
 
 
+def parses_plain_arguments(path: Path) -> bool:
+    """Whether a script takes the arguments of transformers' own Trainer from flags, without TRL and PEFT."""
+    plain = re.search(r"(?<!\w)(Seq2Seq)?Trainer\(", _text_of(path)) is not None
+    return plain and parses_arguments(path) and re.search(r"\b(trl|peft)\b", _text_of(path)) is None
+
+
 def _text_of(path: Path) -> str:
     try:
         return read_text(path)
@@ -178,7 +184,7 @@ class _Script(Values, ast.NodeVisitor):
         self.generic_visit(node)
         name, fields = last_name(node.func), self.built(node, self.scope)
         fields = fields if isinstance(fields, dict) else {}
-        if "tokenize" in name.lower() and fields.get("max_length") is not None:
+        if ("tokenize" in name.lower() or "truncation" in fields) and fields.get("max_length") is not None:
             self.lengths.append(fields["max_length"])
         if CONFIG.fullmatch(name):
             self.configs.append(name)
@@ -366,7 +372,7 @@ class _Script(Values, ast.NodeVisitor):
             for name in scope
             if _LENGTH_NAME.fullmatch(name) and type(value := scope[name]) is int
         }
-        unknown = Unknown("the tokens of a sequence, which no tokenizer is told", 1)
+        unknown = Unknown("the length of a sequence, as no tokenizer call has max_length", 1)
         is_speech = any(re.search("Speech|Whisper", _owner(call)) for call in self.loads)
         return candidates.pop() if len(candidates) == 1 else None if trainer or is_speech else unknown
 

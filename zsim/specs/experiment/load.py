@@ -10,6 +10,7 @@ shortened to them, unless the same overrides set it. The report's notes say both
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import STRATEGIES, is_strategy
 from zsim.specs.user_code import UserCode, load_named_model, load_user_models
-from zsim.units import AS_IN_FILES
+from zsim.units import AS_IN_FILES, COUNTS
 
 _LENGTH = "sequence_length"
 
@@ -127,7 +128,20 @@ def build_experiment(
     if not {"nodes", "gpus"} & set(overrides) and _lists_nodes(overrides):
         for key in ("nodes", "gpus"):
             data.pop(key, None)
-    return Experiment.of_data(apply_overrides(data, overrides), origin=origin)
+    return Experiment.of_data(_note_thousands(apply_overrides(data, overrides)), origin=origin)
+
+
+def _note_thousands(data: dict[str, Any]) -> dict[str, Any]:
+    """The data with a note where a length is written in thousands: "128k" is 128,000, and "128Ki" 131,072."""
+    training = data.get("training")
+    length = training.get(_LENGTH) if isinstance(training, Mapping) else None
+    match = re.fullmatch(r"(\d+) ?([kKM])", length) if isinstance(length, str) else None
+    if match is None:
+        return data
+    count, unit = int(match[1]), match[2].upper()
+    decimal, binary = (f"{count * COUNTS[name]:,}" for name in (unit, f"{unit}i"))
+    note = f"training.sequence_length {length} is {decimal} tokens; {count}{unit}i is {binary}"
+    return {**data, "notes": [*data.get("notes", ()), note]}
 
 
 def _lists_nodes(overrides: Mapping[str, Any]) -> bool:

@@ -95,6 +95,8 @@ class SampledLengths:
     """FLOPs of the slowest rank over those of the mean rank."""
     masks_by_document: bool
     """The mask has a block per document. Otherwise it has one per sequence."""
+    documents: float
+    """Documents of a mean micro-batch. One that is cut counts twice."""
 
     @property
     def padding_fraction(self) -> float:

@@ -39,7 +39,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, expected_text
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.experiment.load import resolve_paths
 from zsim.specs.experiment.tables import Experiment
@@ -381,7 +381,7 @@ def _unknown_keys(data: Mapping[str, Any]) -> Iterator[str]:
                 f"or the experiment's keys in the table [base], or '{key}' in [axes] where it varies"
             )
         elif key not in _KEYS:
-            yield f"unknown key '{key}'{did_you_mean(key, _KEYS)}"
+            yield f"unknown key '{key}'{expected_text(key, _KEYS)}"
 
 
 def _axis_readers(

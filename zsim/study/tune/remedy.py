@@ -201,7 +201,7 @@ def cheapest_switch(evaluator: Evaluator, start: Candidate) -> CandidateResult |
     complete = [
         check or _check_plan(evaluator, candidate) for check, candidate in zip(checks, singles, strict=True)
     ]
-    for combination in _combined_checks(evaluator, start, [check for check in complete if check is not None]):
+    for combination in _combined_checks(evaluator, start, singles, complete):
         best = _shortest(evaluator, _minimal([check for check in combination if check.fits]))
         if best is not None:
             return best
@@ -461,17 +461,21 @@ def _stricter_choices(start: Candidate, axis: TunedAxis) -> list[AxisChoice]:
 
 
 def _combined_checks(
-    evaluator: Evaluator, start: Candidate, single_checks: Sequence[_PlanCheck]
+    evaluator: Evaluator,
+    start: Candidate,
+    singles: Sequence[Candidate],
+    single_checks: Sequence[_PlanCheck | None],
 ) -> Iterator[list[_PlanCheck]]:
     """Every combination of two axes, then of three, and so on, of axes whose lightest choices fit in
-    combination.
+    combination. An axis whose every choice is refused alone takes part with the last.
     """
-    lightest: dict[str, _PlanCheck] = {}
-    for check in sorted(single_checks, key=lambda check: check.gpu_bytes):
-        (name,) = check.candidate.choices
-        lightest.setdefault(name, check)
-    choices = {name: [check.candidate.choices[name] for check in single_checks
-                      if name in check.candidate.choices]
+    accepted = [check for check in single_checks if check is not None]
+    by_bytes = [check.candidate for check in sorted(accepted, key=lambda check: check.gpu_bytes)]
+    lightest: dict[str, AxisChoice] = {}
+    for candidate in (*by_bytes, *reversed(singles)):
+        ((name, choice),) = candidate.choices.items()
+        lightest.setdefault(name, choice)
+    choices = {name: [single.choices[name] for single in singles if name in single.choices]
                for name in lightest}  # fmt: skip
 
     def check_choices(choices: Mapping[str, AxisChoice]) -> _PlanCheck | None:
@@ -481,7 +485,7 @@ def _combined_checks(
     for count in range(2, len(lightest) + 1):
         checks: list[_PlanCheck] = []
         for names in combinations(lightest, count):
-            lightest_check = check_choices({name: lightest[name].candidate.choices[name] for name in names})
+            lightest_check = check_choices({name: lightest[name] for name in names})
             if lightest_check is not None and lightest_check.fits:
                 choice_products = product(*(choices[name] for name in names))
                 combined = (

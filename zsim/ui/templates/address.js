@@ -34,6 +34,8 @@
     const places = {
       ...byId, more: lines, applied: isHeld ? "" : more, pins: isHeld ? [] : pins,
       held: isHeld ? { more, pins, free } : null, recording,
+      // A list empties itself of a name that it does not have.
+      named: Object.fromEntries([...found].filter(([key]) => key in initial)),
     };
     return window.dash_clientside.callback_context.outputs_list.map((output) => places[output.id] ?? null);
   }

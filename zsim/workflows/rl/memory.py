@@ -139,6 +139,11 @@ def _shard_bytes(job: RlJob, shard_bytes: int) -> int:
     return round(own_size * numel * min(1.0, shard_bytes / (size * numel)))
 
 
+_REFERENCE_ON_HOST = 'rl.reference = "host"'
+_OPTIMIZER_ON_HOST = "rl.offload.optimizer = true"
+_SLEEP = "rl.offload.sleep_level = 1"
+
+
 def engine_bytes(phase: PhaseMemory) -> int:
     """The part of a phase that an engine takes, whatever the trainer has."""
     return sum(phase.by_category.get(name, 0) for name in ENGINE)
@@ -160,7 +165,24 @@ def remedies(
     for name, phase in phases.items():
         if (missing := phase.total - capacity) > 0 or name in unlikely:
             need = f"needs {format_bytes(missing)} more than {room}" if missing > 0 else "may need more"
-            yield f"{name.replace('_', ' ')} {need}: {', or '.join(switches_of(job, name, phase))}"
+            freed = _freed_bytes(phase)
+            switches = [
+                f"{words} ({format_bytes(freed[words])} of it)"
+                if freed.get(words, missing) < missing
+                else words
+                for words in switches_of(job, name, phase)
+            ]
+            yield f"{name.replace('_', ' ')} {need}: {', or '.join(switches)}"
+
+
+def _freed_bytes(phase: PhaseMemory) -> dict[str, int]:
+    """The bytes of a phase that each switch frees, of those that free whole categories."""
+    kept = phase.by_category
+    return {
+        _REFERENCE_ON_HOST: kept.get("reference", 0),
+        _OPTIMIZER_ON_HOST: kept.get("optimizer_states", 0),
+        _SLEEP: engine_bytes(phase) - kept.get("engine", 0),
+    }
 
 
 def _host_switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
@@ -185,11 +207,11 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
     if kept.get("reference"):
-        switches.append('rl.reference = "host"')
+        switches.append(_REFERENCE_ON_HOST)
     waits = bool(kept.get("actor") or kept.get("critic"))  # one while the other is trained
     if job.is_colocated and (waits or name != "training"):
         if kept.get("optimizer_states") and not job.offloads.optimizer:
-            switches.append("rl.offload.optimizer = true")
+            switches.append(_OPTIMIZER_ON_HOST)
         if kept.get("parameters") and not job.offloads.parameters and name in ("rollout", "training"):
             switches.append("rl.offload.parameters = true")
     if name == _pass_phase(job):
@@ -198,7 +220,7 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory) -> list[str]:
         switches.append("a smaller rl.sync.bucket")
     if name == "training":
         if "kv_cache" in kept:
-            switches.append("rl.offload.sleep_level = 1")
+            switches.append(_SLEEP)
         training = job.update_job.training
         if training.activation_checkpointing != "full" and not training.block_checkpointing:
             switches.append('training.activation_checkpointing = "full"')

@@ -61,7 +61,8 @@ class DeepCompileZero12Schedule(Zero12Schedule):
         """`reduceGrad`: add to the gradient of earlier micro-batches, or copy into the bucket."""
         builder, size = self.builder, parameter.numel * self.param_bytes
         is_summed = not self.partitions_gradients and self._micro_batch > 0
-        builder.allocate("gradients" if not self.partitions_gradients and not is_summed else "buffers", size)
+        is_kept = not self.partitions_gradients and not is_summed
+        builder.allocate("gradients" if is_kept else "buffers", size, stream=COMPUTE)
         if is_summed:
             kernels = accumulate_kernels(parameter.numel, self.config.param_dtype, self.config.param_dtype)
             builder.kernels(f"accumulate {call.name}", kernels, module=call.name)

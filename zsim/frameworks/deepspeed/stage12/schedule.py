@@ -199,7 +199,7 @@ class Zero12Schedule(DeepSpeedEngine):
         for parameter in reversed(call.trainable_parameters):
             size = parameter.numel * self.param_bytes
             if self._reduces_in_backward and (self.partitions_gradients or self._micro_batch == 0):
-                self.builder.allocate(self._gradient_category, size)
+                self.builder.allocate(self._gradient_category, size, stream=COMPUTE)
                 self._add_gradient(call.parameter_name(parameter), size)
             else:
                 self._keep_gradient(call, parameter, size)
@@ -208,9 +208,9 @@ class Zero12Schedule(DeepSpeedEngine):
         """Stage 1 accumulates the gradients of micro-batches in `.grad`."""
         name = call.parameter_name(parameter)
         if self._micro_batch == 0:
-            self.builder.allocate("gradients", size)
+            self.builder.allocate("gradients", size, stream=COMPUTE)
         else:
-            self.builder.allocate("buffers", size)
+            self.builder.allocate("buffers", size, stream=COMPUTE)
             self.builder.kernels(
                 f"accumulate {call.name}",
                 accumulate_kernels(parameter.numel, self.config.param_dtype, self.config.param_dtype),

@@ -67,6 +67,7 @@ from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
 from zsim.specs.strategy.optimizers import optimizer_of
 
 GATHER, REDUCE, COPY, STATES = "all_gather", "reduce_scatter", "gradient_copy", "state_copy"
+_GRADIENTS = "gradients"  # the buffers that wait for their reduction, apart from gathered parameters
 SHARDS_IN, SHARDS_OUT = "shards in", "shards out"
 _WITHOUT_ACTIVATIONS = (Role.EMBEDDING, Role.RESIDUAL)  # which save token ids and masks, no floats
 
@@ -288,7 +289,7 @@ class DeepCompileSchedule(Zero3Schedule):
         builder, bucket = self.builder, self._bucket
         numel = self.trace.parameters[number].numel
         size = numel * self.param_bytes
-        builder.allocate("buffers", size)
+        builder.allocate("buffers", size, stream=COMPUTE, part=_GRADIENTS)
         if bucket.elements and bucket.elements + numel > self.zero.reduce_bucket_size:
             self._reduce()
             bucket = self._bucket
@@ -323,7 +324,7 @@ class DeepCompileSchedule(Zero3Schedule):
         builder.free("buffers", temporary_bytes)
         self._bucket_events = [*self._bucket_events[1:], builder.record(REDUCE)]
         builder.wait_stream(COMPUTE, COPY)
-        builder.free("buffers", bucket.loose_bytes)
+        builder.free("buffers", bucket.loose_bytes, part=_GRADIENTS)
         self._bucket = GradientBucket()
 
     def end_backward(self) -> None:

@@ -136,7 +136,7 @@ class Zero3Gradients(DeepSpeedEngine):
         builder, bucket, zero = self.builder, self._bucket, self.zero
         numel = self.trace.parameters[number].numel
         size = numel * self.param_bytes
-        builder.allocate("buffers", size)
+        builder.allocate("buffers", size, stream=COMPUTE)
         belongs_to = self.trace.parameters[number].belongs_to
         has_other_ranks = bucket.belongs_to != belongs_to
         if bucket.elements and (has_other_ranks or bucket.elements + numel > zero.reduce_bucket_size):

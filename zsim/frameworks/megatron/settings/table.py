@@ -156,6 +156,9 @@ class MegatronTable(StrategyTable):
         default=False,
         description="reduce delayed scaling's maxima over tensor- and context-parallel ranks only",
     )
+    rope_fusion: StrictBool = Field(
+        default=True, description="rotary positions are Transformer Engine's kernel, not eager ones"
+    )
     moe_grouped_gemm: StrictBool = Field(
         default=False, description="the products of all local experts run as one kernel"
     )

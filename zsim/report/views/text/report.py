@@ -333,7 +333,7 @@ def _fit_text(report: Report) -> str:
     used = format_bytes(peak) + (f" of {format_bytes(capacity)}" if capacity else "")
     breaking = breaking_sentence(report)
     phrases = (f"{used}, {verdict.odds}", breaking[:1].lower() + breaking[1:])
-    labels = (report.labels.get(name) for name in ("model", "strategy", "cluster", "gpus"))
+    labels = (report.labels.get(name) for name in ("model", "strategy", "cluster", "gpus", "batch"))
     job = ", ".join(label for label in labels if label)
     return f"{verdict.word.upper()}  {'; '.join(filter(None, phrases))}: {job}"
 

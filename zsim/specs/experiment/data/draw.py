@@ -61,10 +61,11 @@ def draw_lengths(
     generator = np.random.default_rng(table.seed)
     shape = (steps, micro_batches, plan.ranks, plan.sequences)
     if table.batching == "packed":
-        real_tokens, pairs = _pack_micro_batches(table, generator, shape, plan.length)
+        real_tokens, pairs, documents = _pack_micro_batches(table, generator, shape, plan.length)
         tokens = np.full(shape[:3], float(plan.sequences * plan.length))
     else:
         real_tokens, tokens, pairs = _pad_micro_batches(table, generator, shape, plan.length)
+        documents = float(plan.sequences)
     if table.batching == "packed" and not table.attention_by_document:
         pairs = tokens * plan.length
     cost = token_flops * tokens + pair_flops * pairs
@@ -80,6 +81,7 @@ def draw_lengths(
         mean_tokens=float(tokens.mean()),
         slowest_over_mean=slowest_rank_mean(cost, cost, plan) / float(cost.mean()),
         masks_by_document=table.batching == "packed" and table.attention_by_document,
+        documents=documents,
     )
 
 
@@ -175,9 +177,9 @@ def _pad_micro_batches(
 
 def _pack_micro_batches(
     table: LengthsTable, generator: np.random.Generator, shape: tuple[int, ...], length: int
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Floats, float]:
     """Real tokens and pairs of tokens of each micro-batch, whose documents follow one another and are cut at
-    the ends of sequences.
+    the ends of sequences, and the documents of a mean one.
     """
     count = int(np.prod(shape))
     total, ends, packed_tokens = count * length, [np.zeros(1)], 0.0
@@ -190,4 +192,4 @@ def _pack_micro_batches(
     pieces = np.diff(cuts)
     rows = (cuts[:-1] // length).astype(np.int64)
     pairs = np.bincount(rows, pieces * pieces, count).reshape(shape).sum(axis=3)
-    return np.full(shape[:3], float(shape[3] * length)), pairs
+    return np.full(shape[:3], float(shape[3] * length)), pairs, len(pieces) / count * shape[3]

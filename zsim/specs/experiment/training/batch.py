@@ -185,10 +185,12 @@ def apply_lengths(
     where the attention does not support it, or where several ranks share a sequence.
     """
     is_by_document = table.batching == "packed" and table.attention_by_document
-    if is_by_document and parallelism.context > 1:
+    is_ring = parallelism.style.context_library == "te" and parallelism.ring_hops == parallelism.context
+    if is_by_document and parallelism.context > 1 and not is_ring:
         raise NotSimulatedError(
             f"training.lengths: attention by document is not simulated with parallelism.context = "
-            f"{parallelism.context}; expected context = 1, or attention_by_document = false"
+            f"{parallelism.context} but by Transformer Engine's ring; expected context = 1, or "
+            "attention_by_document = false"
         )
     if is_by_document and training.attention == "math":
         raise NotSimulatedError(
