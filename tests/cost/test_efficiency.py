@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from zsim.cost.kernels.kernel import Kernel, Layout, elementwise
+from zsim.cost.kernels.kernel import gemm as product
 from zsim.cost.rates.efficiency import (
     attention_fraction,
     cached_fraction,
@@ -19,7 +21,7 @@ from zsim.cost.rates.efficiency import (
     hbm_fraction,
     occupied_fraction,
 )
-from zsim.cost.rates.gpu import arithmetic_seconds, hbm_seconds
+from zsim.cost.rates.gpu import arithmetic_seconds, hbm_seconds, kernel_seconds
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import (
     AttentionBlocks,
@@ -173,13 +175,49 @@ def test_batched_products_have_a_rate_and_a_half_of_their_own() -> None:
     assert rates == pytest.approx([0.3, 0.24])
 
 
-def test_a_single_product_of_two_steps_has_no_pipeline_to_fill() -> None:
-    """k = 128 reaches F = 0.8, as do adapters' products of rank 16, which HBM bounds. Sixteen of k = 128 are
-    0.8 x 128 / (128 + 512), one of k = 136 is 0.8 x 136 / (136 + 512)."""
+def test_a_short_product_takes_the_time_of_writing_its_result_too() -> None:
+    """K = 512, and E of F x 200 = 160 at F = 0.8. At k = 16 and 512 E is left, at 1,024 half of K, at 2,048
+    all of it. Sixteen products have all of it at any k: 0.8 x 128 / 640."""
     curve = gemm(k_half=512)
-    assert fraction(1280, 2560, 128, curve) == fraction(1280, 2560, 16, curve) == pytest.approx(0.8)
-    assert fraction(1280, 2560, 128, curve, batch=16) == pytest.approx(0.16)
-    assert fraction(1280, 2560, 136, curve) == pytest.approx(0.8 * 136 / 648)
+    rates = {
+        k: gemm_fraction(1280, 2560, k, 1, "bf16", curve, 100, write_k=200) for k in (16, 512, 1024, 2048)
+    }
+    assert rates == pytest.approx({
+        16: 0.8 * 16 / 176, 512: 0.8 * 512 / 672, 1024: 0.8 * 1024 / 1280, 2048: 0.8 * 2048 / 2560,
+    })  # fmt: skip
+    assert gemm_fraction(1280, 2560, 128, 16, "bf16", curve, 100, write_k=200) == pytest.approx(0.16)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp8"])
+@pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "mi300x-192gb"])
+def test_a_product_takes_longer_with_its_inner_dimension_and_without_a_jump(name: str, dtype: Any) -> None:
+    """With its arithmetic at the most: a half more of k is at most half of the time more."""
+    if name == "a100-sxm-80gb" and dtype == "fp8":
+        pytest.skip("A100 has no fp8")
+    gpu = load_gpu(name)
+    seconds = {k: kernel_seconds(product(4096, 4096, k, 2, dtype), gpu) for k in range(16, 4096, 16)}
+    for before, after in pairwise(seconds):
+        assert 1.0 <= seconds[after] / seconds[before] <= after / before + 1e-9, after
+
+
+# Microseconds of 4,096 x 4,096 in bf16 by inner dimension, the median of three engines (AIConfigurator
+# 095f58a5, NVIDIA, Apache-2.0, table gemm).
+_MICROSECONDS = {
+    "a100-sxm-80gb": {32: 31.8, 64: 36.7, 128: 50.2, 256: 51.0, 512: 83.4, 1024: 151.4, 8192: 1071.0},
+    "h100-sxm-80gb": {32: 15.8, 64: 14.8, 128: 18.1, 256: 22.0, 512: 32.1, 1024: 51.3, 8192: 341.1},
+    "h200-sxm-141gb": {32: 14.7, 64: 13.7, 128: 16.1, 256: 21.4, 512: 31.0, 1024: 53.1, 8192: 335.7},
+    "b200-sxm-180gb": {32: 8.3, 64: 8.1, 128: 10.9, 256: 10.9, 512: 14.2, 1024: 24.3, 8192: 190.8},
+}
+
+
+@pytest.mark.parametrize("name", _MICROSECONDS)
+def test_short_products_take_the_time_that_was_measured(name: str) -> None:
+    """Within a quarter up to 128, where memory bounds them. Beyond, in relation to 8,192, as the table is of
+    bursts, in which products run faster than in a step."""
+    gpu, timed = load_gpu(name), _MICROSECONDS[name]
+    ratios = {k: kernel_seconds(product(4096, 4096, k, 2, "bf16"), gpu) * 1e6 / timed[k] for k in timed}
+    for k, ratio in ratios.items():
+        assert 0.8 < (ratio if k <= 128 else ratio / ratios[8192]) < 1.25, k
 
 
 @pytest.mark.parametrize(("columns", "microseconds"), [(1024, 5.7), (4096, 13.9), (14336, 45.0)])

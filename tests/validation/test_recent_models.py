@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validation.published.recent_models import kind_of, lines_of
+from validation.published.recent_models import is_recent, kind_of, lines_of
 from validation.published.table import PublishedRun
 from zsim.study.measured.prediction import RowResult
 
@@ -20,11 +20,23 @@ def test_a_model_with_many_rows_counts_once() -> None:
     lines = lines_of([
         (run("A", "bf16"), result(0.1)), (run("A", "bf16"), result(0.3)), (run("B", "bf16"), result(-0.04)),
         (run("B", "nvfp4"), result(0.05, memory=-0.02)), (run("C", "fp8"), result(None, reason="no width")),
-    ])  # fmt: skip
+    ], "runs.csv")  # fmt: skip
     assert "| 16 bits | 3 | 2 | 12.0% | +12.0% | 1 | 8% |" in lines
     assert "| fp8 and 4 bits | 1 | 1 | 5.0% | +5.0% | 0 | 12% |" in lines
     assert "| peak memory | 1 | 1 | 2.0% | -2.0% | 0 | 6% |" in lines
     assert lines[-1] == "- 1: no width"
+
+
+def test_a_goal_without_rows_is_in_the_table_and_the_tables_are_named() -> None:
+    lines = lines_of([(run("A", "bf16"), result(0.1))], "runs.csv (rows to 2026-08-18)")
+    assert "| peak memory | 0 | 0 | no rows |  |  | 6% |" in lines
+    assert any("from runs.csv (rows to 2026-08-18)" in line for line in lines)
+
+
+def test_a_dense_decoder_is_none_of_these_models() -> None:
+    kinds = ("decoder", "decoder-moe", "vlm-decoder", "hybrid-mamba2-dense")
+    runs = [PublishedRun("x", "x", "report", {"arch_type": kind}, "row 1") for kind in kinds]
+    assert [is_recent(run) for run in runs] == [False, True, True, True]
 
 
 def test_low_precisions_have_a_goal_of_their_own() -> None:

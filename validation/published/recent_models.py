@@ -2,8 +2,8 @@
 
     python -m validation.published.recent_models RUNS.csv...
 
-predicts the rows of role report and writes RECENT_MODELS.md: means over models, so that one with many rows
-counts once.
+predicts the rows of role report, but those of dense decoders, and writes RECENT_MODELS.md: means over models,
+so that one with many rows counts once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ def kind_of(run: PublishedRun) -> str:
     return "fp8 and 4 bits" if any(name in precision for name in ("fp8", "mxfp", "nvfp4")) else "16 bits"
 
 
-def lines_of(results: Sequence[tuple[PublishedRun, RowResult]]) -> list[str]:
-    """The page: by goal, by model, and why rows are left out."""
+def is_recent(run: PublishedRun) -> bool:
+    """Whether the row's model is hybrid, sparse or multimodal, which a dense decoder of text is not."""
+    return run.text("arch_type") != "decoder"
+
+
+def lines_of(results: Sequence[tuple[PublishedRun, RowResult]], tables: str) -> list[str]:
+    """The page: by goal, by model, and why rows are left out. `tables`: what was read."""
     errors: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in GOALS}
     for run, result in results:
         model = run.text("model")
@@ -44,6 +49,7 @@ def lines_of(results: Sequence[tuple[PublishedRun, RowResult]]) -> list[str]:
         means = {name: mean(map(abs, values)) for name, values in by_model.items()}
         every = [error for values in by_model.values() for error in values]
         if not every:
+            rows.append((kind, "0", "0", "no rows", "", "", f"{GOALS[kind]:.0%}"))
             continue
         large = sum(abs(error) > _LARGE for error in every)
         rows.append((
@@ -59,7 +65,8 @@ def lines_of(results: Sequence[tuple[PublishedRun, RowResult]]) -> list[str]:
         "# Hybrid, sparse and multimodal models",
         "",
         "Errors of rows of role report, by which no number was chosen: predicted over measured, less one.",
-        "Written by `python -m validation.published.recent_models RUNS.csv...`.",
+        f"Written by `python -m validation.published.recent_models RUNS.csv...` from {tables}, which is not",
+        "shipped. Dense decoders are left out.",
         "",
         *markdown(named_columns(
             "what", "rows", "models", "mean of models", "bias", f"beyond {_LARGE:.0%}", "goal"
@@ -75,13 +82,17 @@ def lines_of(results: Sequence[tuple[PublishedRun, RowResult]]) -> list[str]:
 
 def main() -> None:
     """Predict the rows of the tables and write the page."""
-    runs = [run for run in read_runs(map(Path, sys.argv[1:])).runs if run.text("role") == "report"]
+    paths = [Path(name) for name in sys.argv[1:]]
+    runs = [run for run in read_runs(paths).runs if run.text("role") == "report" and is_recent(run)]
     results = []
     for run in runs:
         result = predict_row(run)
         print(run.row_id, result.relative_error, result.memory_relative_error, result.reason, flush=True)
         results.append((run, result))
-    PAGE.write_text("\n".join(lines_of(results)) + "\n", encoding="utf-8")
+    tables = ", ".join(
+        f"{path.name} (rows to {max(run.text('date') for run in read_runs([path]).runs)})" for path in paths
+    )
+    PAGE.write_text("\n".join(lines_of(results, tables)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ The parameters of the curves are data of the GPU file. This module has their equ
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 
 from zsim.cost.kernels.kernel import Layout
 from zsim.specs.cluster.gpu import (
@@ -17,7 +17,7 @@ from zsim.specs.cluster.gpu import (
 )
 
 _MAX_SPLITS = 32
-_SHORT = 128  # inner dimension of two steps of a tile's loop
+_LONG = 2048  # inner dimension from which on `k_half` describes sustained products
 _ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16, "int8": 16, "fp4": 32}
 
 
@@ -31,6 +31,7 @@ def gemm_fraction(
     sm_count: int,
     layout: Layout = "nt",
     *,
+    write_k: float = inf,
     single_call: ProductsInOneCall | None = None,
     is_transformer_engine: bool = False,
     has_uneven_rows: bool = False,
@@ -49,9 +50,12 @@ def gemm_fraction(
     long as all tiles fit in two waves and k/s is not below K. w is the fraction of all SM-tiles of all waves
     that is useful work: idle SMs of the last wave and the overhang of tiles beyond m and n lower it.
 
-    A single product of k up to two steps of a tile's loop (128) has no pipeline to fill: K is 0. Adapters' of
-    rank 16, of 4,096 rows by 1,024, 4,096 and 14,336 columns, take 5.7, 13.9 and 45 us on one H100, which is
-    the time of their bytes in HBM and 2 us (traces/h100-80gb-hbm3, hf_llama-3-8b_lora-16, 416 kernels).
+    K is from steps in training. A single product of k below 2,048 has less of it, K(k) = max(min(K, F E),
+    K k / 2048). E: `write_k`, the k whose arithmetic at the peak takes as long as writing the result, which
+    nothing hides. AIConfigurator (095f58a5, table gemm, bf16, m >= 2,048, n >= 1,024) has this shape on A100,
+    H100, H200 and B200, where K alone made k = 256 up to 2.9 times too long. On one H100 adapters of rank 16
+    take 5.7, 13.9 and 45 us, of 4,096 rows by 1,024, 4,096 and 14,336 columns (traces/h100-80gb-hbm3,
+    hf_llama-3-8b_lora-16, 416 kernels).
 
     Where the rows of a matrix in memory (`contiguous`) are not a multiple of 16 bytes, f is multiplied by
     `four_byte_fraction` (heads of 108), or where they are none of 4 by `unaligned_fraction` (an odd
@@ -76,7 +80,9 @@ def gemm_fraction(
         peak_fraction *= single_call.ratio
     if is_transformer_engine:
         peak_fraction *= gemm.transformer_engine_ratio
-    fill = 0.0 if k <= _SHORT and batch == 1 and single_call is None else k_half
+    fill = k_half
+    if k < _LONG and batch == 1 and single_call is None:
+        fill = max(min(k_half, peak_fraction * write_k), k_half * k / _LONG)
     tile_m, tile_n, tile_fraction = gemm.tile_m, gemm.tile_n, 1.0
     for _ in range(4):
         row_tiles = max(1.0, m / tile_m + 0.5) if has_uneven_rows else ceil(m / tile_m)

@@ -12,6 +12,7 @@ from zsim.cost.rates.efficiency import (
     hbm_fraction,
     occupied_fraction,
 )
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.operations.attention.kernels import SCORE_BYTES
 from zsim.specs.cluster.gpu import Gpu
@@ -62,8 +63,11 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         single_call = (
             gpu.gemm.batched if kernel.is_batched else gpu.gemm.grouped if kernel.is_grouped else None
         )
+        element_bytes = max(2, DTYPE_BYTES.get(kernel.dtype, 2))  # a result has 16 bits or more
+        flops_per_byte = peak_flops_per_second(gpu, kernel.dtype) / gpu.memory.bandwidth
         fraction = gemm_fraction(
             m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout,
+            write_k=flops_per_byte / gpu.memory_bound.elementwise_fraction * element_bytes / 2,
             single_call=single_call, is_transformer_engine=kernel.is_transformer_engine,
             has_uneven_rows=kernel.has_uneven_rows,
         )  # fmt: skip
