@@ -187,15 +187,18 @@ def test_rollouts_have_the_orchestrators_length(tmp_path: Path) -> None:
     assert "not read: trainer.model.attn" not in notes_of(experiment)
 
 
-def test_a_groups_older_name_is_read_and_rollouts_that_run_at_once_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "key",
+    ["max_inflight_rollouts", "max_inflight_episodes", "concurrency.max_inflight", "oversampling_factor"],
+)
+def test_a_groups_older_name_is_read_and_rollouts_that_run_at_once_are_named(
+    tmp_path: Path, key: str
+) -> None:
     """256 rollouts in groups of 16 are 16 prompts (configs/orchestrator.py, `AliasChoices`)."""
-    text = RL.replace("group_size = 16", "rollouts_per_example = 16\nmax_inflight_rollouts = 512")
-    experiment = read(tmp_path, text)
+    experiment = read(tmp_path, RL.replace("group_size = 16", f"rollouts_per_example = 16\n{key} = 512"))
     table = there(experiment.rl)
     assert (table.prompts_per_step, table.samples_per_prompt) == (16, 16)
-    assert "max_inflight_rollouts: left out: 256 rollouts, those of a step, run at once" in notes_of(
-        experiment
-    )
+    assert f"{key.split('.')[0]}: left out: at most 1,024 rollouts run at once" in notes_of(experiment)
 
 
 def test_vllms_arguments_are_read_from_their_table_and_from_the_older_place(tmp_path: Path) -> None:

@@ -134,10 +134,12 @@ class RlJob:
         """Prompts that are under way at once. None for as many as may be started."""
         if self.streams:
             return self.framework.streamed_prompts * self.replicas
-        if self.is_synchronous or self.framework.in_flight is None:
+        in_flight = self.framework.in_flight
+        if self.is_synchronous or in_flight is None:
             return None
-        steps = self.max_staleness if self.framework.in_flight == "staleness" else 1
-        return ceil(self.table.prompts_per_step * steps)
+        if in_flight == "staleness":
+            return ceil(self.table.prompts_per_step * self.max_staleness)
+        return max(1, in_flight // self.table.samples_per_prompt)
 
     @property
     def deals_beforehand(self) -> bool:
