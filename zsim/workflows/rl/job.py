@@ -539,7 +539,7 @@ def _limits(
                 )
         size = rollout.max_num_seqs or trainer.training.micro_batch_size * rollout.tensor
         return static_limits(size, trainer.training.sequence_length)
-    limits = engine_limits(
+    return engine_limits(
         model,
         cluster.gpu,
         rollout.gpu_memory_utilization or framework.memory_utilization[table.placement],
@@ -547,8 +547,8 @@ def _limits(
         rollout.max_num_batched_tokens or batch[1],
         prefix_caching=rollout.prefix_caching,
         reserves_responses=engine.reserves_responses,
+        shares_at_once=engine.shares_at_once,
     )
-    return replace(limits, shares_at_once=engine.shares_at_once)
 
 
 def _enforces_eager(table: RlTable, framework: RlFramework, serves_adapters: bool) -> bool:

@@ -438,7 +438,8 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     busy = sum(replica.log.busy_seconds for replica in loop.replicas) / len(loop.replicas)
     ages = [age for step in kept for age in step.ages]
     total_seconds = loop.env.now + len(results) * again
-    late = job.table.sync.every - 1  # steps after a sync, of which the next one's responses are all
+    # Steps after the first of a sync: their responses are still of its weights, 0 to `late` versions older.
+    late = job.table.sync.every - 1
     return RlStepTimes(
         seconds,
         rollout + again,
@@ -451,7 +452,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
         times.training_side / seconds,
         float(np.mean(ages)) + late / 2,
         max(ages) + late,
-        (sum(step.dropped_tokens for step in kept) / measured + (rounds - 1) * trained_tokens) / loop.part,
+        (rounds * fmean(step.dropped_tokens for step in kept) + (rounds - 1) * trained_tokens) / loop.part,
         measured,
         loop.part,
         tuple(mark for mark in loop.marks if mark[2] > begin),
