@@ -11,8 +11,10 @@ from tests.expect import of_kind, there
 from tests.programs.reading import notes_of, read_text
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import read_training_file
+from zsim.workflows.rl.samples import draw_samples
 
 RL = """
 max_steps = 100
@@ -178,7 +180,10 @@ def test_rollouts_have_the_orchestrators_length(tmp_path: Path) -> None:
     lengths = experiment.rl.lengths if experiment.rl is not None else None
     assert experiment.training.sequence_length == 16384
     assert lengths is not None
-    assert lengths.max_response == 8192 - 128
+    assert lengths.max_response is None
+    longer = there(change_experiment(experiment, {"rl.lengths.prompt.mean": 129}).rl)
+    drawn = draw_samples(there(longer.lengths), 64, 16, 8192)
+    assert drawn.responses.max() == 8192 - 129
     assert experiment.training.attention == "flash3"
     older = read(tmp_path, text.replace("flash_attention_3", "fa4"))
     assert older.training.attention == "flash4"

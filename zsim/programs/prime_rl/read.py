@@ -241,7 +241,7 @@ def _read_rollout(keys: FileValues) -> None:
     samples = keys.count("orchestrator.group_size", 1)
     rollouts = file.global_batch_size or _ROLLOUTS
     update = _update_of(file)
-    response_cap = keys.get("orchestrator.train.sampling.max_completion_tokens")
+    response_cap = keys.get("orchestrator.train.sampling.max_completion_tokens", length)
     if keys.get("orchestrator.token_batch_size") is not None:
         skip_rollout(file, "a batch of tokens, not of rollouts, is not simulated", update)
         return
@@ -270,7 +270,8 @@ def _read_rollout(keys: FileValues) -> None:
         samples=samples,
         mini_batch=rollouts,
         prompt_cap=prompt_cap,
-        response_cap=min(length - prompt_cap, response_cap or length),
+        response_cap=min(length - prompt_cap, response_cap),
+        has_cap=min(length, response_cap + prompt_cap) < file.settings["training.sequence_length"],
         update=update,
         others={
             "algorithm": "grpo",
