@@ -180,16 +180,20 @@ def test_rollouts_have_the_orchestrators_length(tmp_path: Path) -> None:
     lengths = experiment.rl.lengths if experiment.rl is not None else None
     assert experiment.training.sequence_length == 16384
     assert lengths is not None
-    assert lengths.max_response is None
-    longer = there(change_experiment(experiment, {"rl.lengths.prompt.mean": 129}).rl)
-    drawn = draw_samples(there(longer.lengths), 64, 16, 8192)
-    assert drawn.responses.max() == 8192 - 129
+    assert lengths.max_response == 8192 - 128
     assert experiment.training.attention == "flash3"
     older = read(tmp_path, text.replace("flash_attention_3", "fa4"))
     assert older.training.attention == "flash4"
     with pytest.raises(InputError, match=r"model\.attn: found 'flash5', expected one of auto, sdpa, fl"):
         read(tmp_path, text.replace("flash_attention_3", "flash5"))
     assert "not read: trainer.model.attn" not in notes_of(experiment)
+
+
+def test_responses_may_take_what_the_prompt_leaves_of_a_sequence(tmp_path: Path) -> None:
+    """The file has no cap: behind prompts of 129 tokens a response has up to 3,967 of the 4,096."""
+    longer = there(change_experiment(read(tmp_path, RL), {"rl.lengths.prompt.mean": 129}).rl)
+    assert longer.lengths.max_response is None
+    assert draw_samples(longer.lengths, 64, 16, 4096).responses.max() == 4096 - 129
 
 
 @pytest.mark.parametrize(
