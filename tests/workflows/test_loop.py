@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -116,15 +117,26 @@ def test_no_sample_is_older_than_allowed(staleness: int) -> None:
     assert 0 <= step.mean_staleness <= step.max_staleness <= staleness
 
 
-@pytest.mark.parametrize("staleness", [1, 3])
-def test_as_many_prompts_of_prime_rl_run_as_a_step_has(staleness: int) -> None:
-    """16 prompts of 8 samples on engines with room for all, however far ahead of the trainer they may run."""
-    job = resolved(framework="prime-rl", placement="async", max_staleness=staleness)
-    step = looped(job, training=1.0)
-    assert job.max_prompts_in_flight == 16
-    assert sum(max(log.running) for log in step.logs) <= 2 * 16 * 8  # with all that may start 512 or more
-    nemo = resolved(placement="async", max_staleness=staleness)
-    assert nemo.max_prompts_in_flight == staleness * 16
+def test_as_many_samples_of_prime_rl_run_as_it_has_places() -> None:
+    """1,024 samples are 128 prompts of 8, whatever the staleness. NeMo-RL's are a step's, times it."""
+    for staleness in (1, 3):
+        job = resolved(framework="prime-rl", placement="async", max_staleness=staleness)
+        assert job.max_prompts_in_flight == 128
+        assert resolved(placement="async", max_staleness=staleness).max_prompts_in_flight == staleness * 16
+
+
+def test_prime_rl_starts_nothing_while_two_batches_wait_for_the_trainer() -> None:
+    """A step's 256 prompts have places for half. One batch trains, one waits, and of a third with responses
+    of one length the first half ends: it is 2 old when it is trained on, and 4, the staleness, without the
+    gate.
+    """
+    lengths = {**LENGTHS, "response": {"mean": 300, "sigma": 0.0}}
+    job = resolved(
+        framework="prime-rl", placement="async", prompts_per_step=256, max_staleness=4, lengths=lengths
+    )
+    assert looped(job, training=1000.0).max_staleness == 2
+    free = replace(job, framework=replace(job.framework, max_batches_ahead=inf))
+    assert looped(free, training=1000.0).max_staleness == 4
 
 
 def test_a_fraction_of_a_step_lies_between_its_neighbours() -> None:

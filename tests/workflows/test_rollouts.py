@@ -21,6 +21,7 @@ from zsim.workflows.rl.memory import PhaseMemory, memory_by_phase, remedies
 from zsim.workflows.rl.packing import batch_by_count, batch_padded, pack
 from zsim.workflows.rl.phases import BROADCAST_SHARE, num_tensors, phase_times, sync_seconds
 from zsim.workflows.rl.result import simulate_rl
+from zsim.workflows.rollout.engine import ENGINES, largest_graph
 
 ASYNC: dict[str, Any] = {"placement": "async", "rollout": {"gpus": 4}}
 
@@ -85,7 +86,12 @@ def test_partial_rollouts_of_as_many_prompts_as_needed_change_nothing() -> None:
 def test_rounds_of_sampling_repeat_the_rollout() -> None:
     once, twice = looped(resolved()), looped(resolved(sampling_rounds=2.0))
     assert twice.rollout == pytest.approx(2 * once.rollout)
-    assert twice.dropped_tokens == sum(request.response_tokens for request in once.requests)
+    trained = sum(request.response_tokens for request in once.requests)
+    assert twice.dropped_tokens == trained
+    more = looped(resolved(over_sampling=1.5))
+    again = looped(resolved(over_sampling=1.5, sampling_rounds=2.0))
+    kept = sum(request.response_tokens for request in more.requests)
+    assert again.dropped_tokens == 2 * more.dropped_tokens + kept
 
 
 def test_a_rollout_that_drains_holds_the_update_until_responses_end() -> None:
@@ -440,6 +446,9 @@ def test_sglangs_graphs_are_of_decoding_and_of_no_more_sequences_than_it_capture
     """Up to 256 on an H100 with less than 4 tensor ranks: 257 sequences are launched kernel by kernel."""
     vllm, sglang = (resolved(framework="verl", rollout={"engine": name}) for name in ("vllm", "sglang"))
     assert [job.pricer().max_graph for job in (vllm, sglang)] == [512, 256]
+    memory = sglang.cluster.gpu.memory.model_copy(update={"capacity": 16 * 2**30})
+    small = sglang.cluster.gpu.model_copy(update={"memory": memory})
+    assert [largest_graph(ENGINES["sglang"], small, ranks) for ranks in (1, 4)] == [8, 8]
     few, many = (sglang.pricer().seconds(count, 300 * count) for count in (256, 257))
     assert many > 1.3 * few
     wide = resolved(framework="verl", rollout={"engine": "sglang", "tensor": 4})

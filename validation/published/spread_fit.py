@@ -26,7 +26,7 @@ from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates, settings_le
 
 # Of an error in the fits: a larger one tells of a setup that is not as it was taken to be, not of a respect
 # of the job. The quantile counts it whole. It is a choice, on which little depends: with one blind source
-# left out at a time, 77 % of rows lie within ranges of 27 % half width with 0.2, 0.25 and 0.4.
+# left out at a time, 76 to 78 % of rows lie within ranges of 26 to 27 % half width with 0.2, 0.25 and 0.4.
 LARGEST = 0.25
 # How alike runs of a blind source are, as the intraclass correlation of whether an error is beyond 0.2: 0.36
 # in the first 139 runs of 22 sources and in 283 of 49 (one-way analysis of variance; of their signed errors

@@ -56,6 +56,7 @@ def predict_engine(row: RlRow, library: Library) -> EnginePrediction:
         row.count("max_num_batched_tokens") or tokens,
         prefix_caching=not row.has_word(r"off|no reuse|false", "prefix_caching"),
         reserves_responses=engine.reserves_responses,
+        shares_at_once=engine.shares_at_once,
     ))  # fmt: skip
     pricer = IterationPricer(
         model,

@@ -234,8 +234,9 @@ def tune(
     The global batch stays as it is. The experiment may be a DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML. Without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
 
-    With [rl]: the placement, the GPUs of the rollout, the ranks of its engines and their part of the memory
-    (--keep placement, split, engine, utilization, micro-batch, sync).
+    With [rl]: the placement, the GPUs of the rollout, the ranks of its engines and their part of the memory,
+    the tokens of micro-batches and the way of new weights (--keep placement, split, engine, utilization,
+    micro-batch, sync).
     """
     from zsim.study.tune.framework import usual_kinds
     from zsim.study.tune.tune import tune as find_best

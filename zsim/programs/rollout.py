@@ -36,20 +36,23 @@ def set_rollout(
     response_cap: int,
     update: str,
     others: Mapping[str, Any],
+    has_cap: bool = True,
 ) -> None:
     """Add a step's prompts, responses and engine to the file's settings.
 
     `update` says of what the update is that commands without `[rl]` simulate. Of `others`, dotted keys of
     `[rl]`, those without a value are left to the framework. A mini-batch of all samples, or more, is one
-    update.
+    update. Without `has_cap` a response may take what the prompt leaves of the sequence, which `response_cap`
+    is with the assumed prompt.
     """
     total = prompts * samples
     file.settings |= {
         "rl.framework": framework,
         "rl.prompts_per_step": prompts,
         "rl.samples_per_prompt": samples,
-        "rl.lengths.max_response": response_cap,
     }
+    if has_cap:
+        file.settings["rl.lengths.max_response"] = response_cap
     if mini_batch < total:
         file.settings["rl.mini_batch_samples"] = mini_batch
     file.settings |= {f"rl.{key}": value for key, value in others.items() if value is not None}

@@ -289,8 +289,14 @@ def tune_rollout(
         sentences = [remedy for candidate in search.candidates[:1] for remedy in candidate.result.remedies]
         sentences += [f"{name}: {reason}" for name, reason in search.refused.items()]
         raise InputError(f"no layout fits; {'; '.join(sentences[:3])}")
-    ordered = sorted(search.candidates, key=lambda candidate: (not candidate.result.fits, candidate.seconds))
+    ordered = sorted(search.candidates, key=_rank)
     return RolloutTuning(ordered[0].result.headline(), ordered, search.refused, count)
+
+
+def _rank(candidate: RolloutCandidate) -> tuple[bool, float, int]:
+    """Layouts that fit, the fastest, and of as fast ones those with fewer changes come first."""
+    num_changes = sum(value is not None for value in candidate.changes.values())
+    return not candidate.result.fits, float(f"{candidate.seconds:.6g}"), num_changes
 
 
 class _Search:
@@ -352,7 +358,7 @@ class _Search:
         ]
         if not simulated:
             return dict(start)
-        return min(simulated, key=lambda pair: (not pair[0].result.fits, pair[0].seconds))[1]
+        return min(simulated, key=lambda pair: (*_rank(pair[0])[:2], pair[1] != start))[1]
 
     def _simulate(self, changes: Mapping[str, Any]) -> RolloutCandidate | None:
         key = self._key(changes)
@@ -373,7 +379,7 @@ class _Search:
         framework = workflow_of(self.table.framework)
         default = framework.memory_utilization.get(placement)
         layout: dict[str, Any] = {"rl.placement": placement}
-        layout["rl.sync.transport"] = self.table.sync.transport or framework.transports[placement]
+        layout["rl.sync.transport"] = framework.transports[placement]
         if placement != "colocated":
             layout["rl.rollout.gpus"] = self.gpus // 2
         layout["rl.rollout.tensor"] = self.table.rollout.tensor
@@ -381,7 +387,9 @@ class _Search:
             layout["rl.rollout.gpu_memory_utilization"] = default
         stated = {f"rl.rollout.{name}": getattr(self.table.rollout, name)
                   for name in ("gpus", "gpu_memory_utilization")}  # fmt: skip
-        layout |= {name: value for name, value in stated.items() if name in layout and value is not None}
+        stated["rl.sync.transport"] = self.table.sync.transport
+        layout |= {name: value for name, value in stated.items()
+                   if name in layout and name not in changes and value is not None}  # fmt: skip
         layout |= {name: value for name, value in changes.items() if value is not None}
         return " ".join(f"{name}={value}" for name, value in layout.items())
 

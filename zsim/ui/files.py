@@ -16,7 +16,7 @@ import tempfile
 import tomllib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from zsim.specs.strategy.requirement import phrase
 from zsim.study.search import simulate
 from zsim.study.topologies.figures import NUM_FRAMES
 from zsim.trace.chrome import write_chrome_trace
-from zsim.ui.answer import check_size
+from zsim.ui.answer import check_size, loop_note
 from zsim.ui.field import KIND, RUN, fields_of, kind_of_bare_files
 from zsim.ui.form import SIZE, DisplayedValues, Form, make_form
 from zsim.ui.layout import MAX_UPLOAD, field_id
@@ -335,23 +335,24 @@ def _cluster(text: str, name: str) -> Mapping[str, Any]:
 
 
 def offer_files(app: Any, backends: Backends) -> None:
-    """A click on a file's name downloads it."""
+    """A click on a file's name downloads it, or says why there is none."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("download", "data"),
+        Output("file-words", "children"),
         Input({"type": "file", "name": ALL}, "n_clicks"),
         State("asked", "data"),
         prevent_initial_call=True,
     )
     def take(clicks: list[int | None], request: Mapping[str, Any]) -> Any:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
-            return no_update
+            return no_update, no_update
         name, setting = str(ctx.triggered_id["name"]), (request["shown"], request["more"])
-        content, _ = run_safely(backends.answer_worker.result, "file", name, *setting)
+        content, error = run_safely(backends.answer_worker.result, "file", name, *setting)
         if content is None:
-            return no_update
-        return {"content": b64encode(content).decode(), "filename": name, "base64": True}
+            return no_update, error
+        return {"content": b64encode(content).decode(), "filename": name, "base64": True}, ""
 
 
 def file_content(experiment: Experiment, name: str) -> bytes:
@@ -372,13 +373,14 @@ def _step_file(experiment: Experiment, name: str) -> bytes:
         writer.writeheader()
         writer.writerows(rows)
         return table.getvalue().encode()
-    check_size(result.job)
     if name == TRACE_FILE:
+        check_size(result.job)
         with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
             path = Path(folder) / name
             write_chrome_trace(result.trace, path)
             return path.read_bytes()
-    return html_report(result.report, result.trace).encode()
+    notes = (*result.report.notes, *((loop_note(result.step),) if result.step.is_loop else ()))
+    return html_report(replace(result.report, notes=notes), result.step.outcome.trace).encode()
 
 
 def show_animation(app: Any, backends: Backends) -> None:

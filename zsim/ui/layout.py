@@ -218,7 +218,7 @@ def _results() -> list[Any]:
                 ),
             ],
         ),
-        _card("Downloads", [html.Div(id="files")]),
+        _card("Downloads", [html.Div(id="files"), html.P(id="file-words", className="hint", role="status")]),
     ]
 
 

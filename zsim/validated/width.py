@@ -10,7 +10,13 @@ from math import exp, expm1
 
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
-from zsim.validated.runs import FIRST_DISSIMILAR_CELL, FRAMEWORK_CELL, ValidatedRun, validated_runs
+from zsim.validated.runs import (
+    FIRST_DISSIMILAR_CELL,
+    FRAMEWORK_CELL,
+    MIN_SOURCES,
+    ValidatedRun,
+    validated_runs,
+)
 from zsim.validated.spread import ANY, SpreadEstimates, spread_estimates, spread_of, spread_parts
 from zsim.validated.validation import Validation, widen_for_input
 
@@ -58,9 +64,9 @@ def _describe_errors(part: str, runs: Sequence[ValidatedRun]) -> str:
         return ""
     strangers = [run for run in runs if run.stranger_error is not None]
     blind = [run for run in strangers if run.is_blind]
-    words = "predicted before anything was known of them", "each as a stranger would have written it"
-    how = words[not blind]
-    judged = blind or strangers
+    judged, how = strangers, "each as a stranger would have written it"
+    if len({run.source for run in blind}) >= MIN_SOURCES:
+        judged, how = blind, "predicted before anything was known of them"
     count, sources = len(judged), len({run.source for run in judged})
     return f", by the errors of {format_count(count, 'run')} of {format_count(sources, 'source')}, {how}"
 

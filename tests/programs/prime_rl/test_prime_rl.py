@@ -11,8 +11,10 @@ from tests.expect import of_kind, there
 from tests.programs.reading import notes_of, read_text
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import read_training_file
+from zsim.workflows.rl.samples import draw_samples
 
 RL = """
 max_steps = 100
@@ -187,15 +189,25 @@ def test_rollouts_have_the_orchestrators_length(tmp_path: Path) -> None:
     assert "not read: trainer.model.attn" not in notes_of(experiment)
 
 
-def test_a_groups_older_name_is_read_and_rollouts_that_run_at_once_are_named(tmp_path: Path) -> None:
+def test_responses_may_take_what_the_prompt_leaves_of_a_sequence(tmp_path: Path) -> None:
+    """The file has no cap: behind prompts of 129 tokens a response has up to 3,967 of the 4,096."""
+    longer = there(change_experiment(read(tmp_path, RL), {"rl.lengths.prompt.mean": 129}).rl)
+    assert longer.lengths.max_response is None
+    assert draw_samples(longer.lengths, 64, 16, 4096).responses.max() == 4096 - 129
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["max_inflight_rollouts", "max_inflight_episodes", "concurrency.max_inflight", "oversampling_factor"],
+)
+def test_a_groups_older_name_is_read_and_rollouts_that_run_at_once_are_named(
+    tmp_path: Path, key: str
+) -> None:
     """256 rollouts in groups of 16 are 16 prompts (configs/orchestrator.py, `AliasChoices`)."""
-    text = RL.replace("group_size = 16", "rollouts_per_example = 16\nmax_inflight_rollouts = 512")
-    experiment = read(tmp_path, text)
+    experiment = read(tmp_path, RL.replace("group_size = 16", f"rollouts_per_example = 16\n{key} = 512"))
     table = there(experiment.rl)
     assert (table.prompts_per_step, table.samples_per_prompt) == (16, 16)
-    assert "max_inflight_rollouts: left out: 256 rollouts, those of a step, run at once" in notes_of(
-        experiment
-    )
+    assert f"{key.split('.')[0]}: left out: at most 1,024 rollouts run at once" in notes_of(experiment)
 
 
 def test_vllms_arguments_are_read_from_their_table_and_from_the_older_place(tmp_path: Path) -> None:

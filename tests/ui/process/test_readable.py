@@ -17,7 +17,9 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui import answer as module
 from zsim.ui.answer import answer, check_size
+from zsim.ui.app import make_app
 from zsim.ui.files import file_content
+from zsim.ui.form import make_form
 from zsim.ui.process.backend import named_files
 
 # Asks the backend of an experiment for settings, and prints what is said of each. In a process of its own,
@@ -151,6 +153,29 @@ def test_a_step_whose_micro_batches_differ_is_refused_where_they_are_too_many() 
         answer(unlike)
     with pytest.raises(NotSimulatedError, match="2,000 micro-batches are about 1,"):
         file_content(change_experiment(made(), {STEPS: 2_000}), "trace.json.gz")
+
+
+def test_the_report_of_a_loop_is_of_the_micro_batches_that_were_simulated() -> None:
+    report = file_content(change_experiment(made(), {STEPS: 2_000}), "report.html").decode()
+    assert "timelines and film show 6 of 2,000 micro-batches" in report
+
+
+def test_a_click_on_a_file_that_is_too_large_says_so(tmp_path: Path) -> None:
+    """The trace of 2,000 micro-batches is refused, and the page shows the message."""
+    app, form = make_app(made(), tmp_path), make_form(made())
+    request = {"shown": {**form.initial, STEPS: 2_000}, "more": ""}
+    key = '{"name":"trace.json.gz","type":"file"}'
+    answer = app.server.test_client().post(
+        "/_dash-update-component",
+        json={
+            "output": "..download.data...file-words.children..",
+            "outputs": [{"id": "download", "property": "data"}, {"id": "file-words", "property": "children"}],
+            "inputs": [[{"id": json.loads(key), "property": "n_clicks", "value": 1}]],
+            "changedPropIds": [f"{key}.n_clicks"],
+            "state": [{"id": "asked", "property": "data", "value": request}],
+        },
+    )
+    assert "micro-batches are about" in answer.get_json()["response"]["file-words"]["children"]
 
 
 def test_ops_are_counted_from_plans_of_few(monkeypatch: pytest.MonkeyPatch) -> None:

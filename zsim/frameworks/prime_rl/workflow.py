@@ -15,8 +15,9 @@ SOURCES = {
     "defaults": "prime-rl 559b4477 packages/prime-rl-configs/src/prime_rl/configs",
     "syncs": "by a shared file system unless told otherwise; 3 GB/s is assumed, and broadcasts as verl's",
     "loop": "groups that get older than max_off_policy_steps are cancelled, the others go on over updates; "
-    "as many rollouts run as a step has, and batches end at most that many steps ahead of the trainer "
-    "(configs/orchestrator.py `max_inflight_rollouts`, orchestrator/orchestrator.py `update_dispatch_gate`)",
+    "at most 1,024 rollouts run, and none starts while more than one batch has ended that the next weights "
+    "are not from (configs/orchestrator.py `ConcurrencyConfig`, orchestrator/orchestrator.py `TARGET_LAG`). "
+    "Engines alone keep their caches from overflowing. Before 0630b7bf as many ran as a step has",
     "adapters": "all weights are of `optimization_dtype`, fp32 (src/prime_rl/trainer/model.py)",
     "controllers": "assumed: an orchestrator beside the trainer",
 }
@@ -39,6 +40,7 @@ WORKFLOW = RlFramework(
     has_reference=False,
     recomputes_logprobs=False,
     continues_rollouts=True,
-    in_flight="step",
+    in_flight=1024,
+    max_batches_ahead=1,
     sources=SOURCES,
 )

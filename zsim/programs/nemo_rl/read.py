@@ -227,6 +227,7 @@ def _read_rollout(keys: FileValues, packs: Sequence[str]) -> None:
         mini_batch=file.global_batch_size or prompts * samples,
         prompt_cap=prompt_cap,
         response_cap=min(cap, total - prompt_cap),
+        has_cap=cap < total - prompt_cap,
         update=_UPDATE,
         others={
             "algorithm": loop,

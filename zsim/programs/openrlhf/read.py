@@ -138,6 +138,7 @@ def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:
         file.settings |= {"gpus": training_gpus + gpus}
         file.settings.pop("nodes")
     prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
+    cap = keys.get("rollout.max_new_tokens", length)
     if keys.values.get("algo.dynamic_filtering_enable", False) or keys.values.get("algo.dynamic_filtering"):
         file.note("algo.dynamic_filtering: left out: rl.sampling_rounds says how many rollouts a step takes")
     sleeps, is_dynamic = keys.get("ds.enable_sleep", False), keys.get("train.dynamic_batch_enable", False)
@@ -148,7 +149,8 @@ def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:
         samples=keys.count("rollout.n_samples_per_prompt", 1),
         mini_batch=file.global_batch_size or 128,
         prompt_cap=prompt_cap,
-        response_cap=min(keys.get("rollout.max_new_tokens", length), length - prompt_cap),
+        response_cap=min(cap, length - prompt_cap),
+        has_cap=cap < length - prompt_cap,
         update=_UPDATE,
         others={
             "algorithm": _ALGORITHMS[estimator],

@@ -27,7 +27,7 @@ _OF_RL = ("orchestrator", "trainer", "inference")
 _SHARED = ("model", "optim")  # of a file of SFT, or of the trainer alone
 _ROLLOUTS = 128  # of a step
 _OLDER_GROUP = "rollouts_per_example"  # still another name of `group_size`
-_IN_FLIGHT = "oversampling_factor", "max_inflight_rollouts"
+_IN_FLIGHT = "oversampling_factor", "max_inflight_episodes", "max_inflight_rollouts", "concurrency"
 _CHUNK = 8192  # tokens, of the head and the loss
 _EXPERT_RANKS = 8  # at most, with ep = "auto"
 # Adapters' targets by default, of which these are in no dense model.
@@ -241,7 +241,7 @@ def _read_rollout(keys: FileValues) -> None:
     samples = keys.count("orchestrator.group_size", 1)
     rollouts = file.global_batch_size or _ROLLOUTS
     update = _update_of(file)
-    response_cap = keys.get("orchestrator.train.sampling.max_completion_tokens")
+    response_cap = keys.get("orchestrator.train.sampling.max_completion_tokens", length)
     if keys.get("orchestrator.token_batch_size") is not None:
         skip_rollout(file, "a batch of tokens, not of rollouts, is not simulated", update)
         return
@@ -258,7 +258,7 @@ def _read_rollout(keys: FileValues) -> None:
         skip_rollout(file, f"{rollouts} rollouts are no whole groups of {samples}", update)
         return
     if name := next((name for name in _IN_FLIGHT if keys.has(f"orchestrator.{name}")), None):
-        file.note(f"orchestrator.{name}: left out: {rollouts:,} rollouts, those of a step, run at once")
+        file.note(f"orchestrator.{name}: left out: at most 1,024 rollouts run at once")
     prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
     transport = keys.get("weight_broadcast.type", "filesystem")
     file.rollout_gpus = gpus
@@ -270,7 +270,8 @@ def _read_rollout(keys: FileValues) -> None:
         samples=samples,
         mini_batch=rollouts,
         prompt_cap=prompt_cap,
-        response_cap=min(length - prompt_cap, response_cap or length),
+        response_cap=min(length - prompt_cap, response_cap),
+        has_cap=min(length, response_cap + prompt_cap) < file.settings["training.sequence_length"],
         update=update,
         others={
             "algorithm": "grpo",

@@ -348,12 +348,12 @@ def _turn_numbers(experiment: Experiment, folder: Path, spread: float, jobs: int
     base = seconds[0]
     if base is None:
         raise InputError(f"the experiment itself cannot be simulated: {errors[0]}")
-    bars = [
-        SensitivityBar(
-            variation, seconds[1 + 2 * n], seconds[2 + 2 * n], errors[1 + 2 * n] or errors[2 + 2 * n]
-        )
-        for n, variation in enumerate(variations)
-    ]
+    bars = []
+    for n, variation in enumerate(variations):
+        low, high = 1 + 2 * n, 2 + 2 * n
+        is_varied = variation.low < variation.high
+        error = errors[low] or errors[high] if is_varied else "not varied: no other whole number near"
+        bars.append(SensitivityBar(variation, seconds[low], seconds[high], error))
     bars.sort(key=lambda bar: -bar.swing(base))
     title = f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)}"
     return SensitivityResult(title, base, spread, tuple(bars), run.is_stopped)

@@ -265,13 +265,12 @@ def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float,
 
 
 def rollout_variations(table: RlTable, deviation: float) -> list[Variation]:
-    """A variation for every number that `[rl]` states and that has others near it."""
+    """A variation for every number that `[rl]` states. Its factors are 1 where it has no others near it."""
     variations = []
     for key, value, _ in turned_numbers(table):
         down, up = (changed_numbers(table, key, factor) for factor in (1 - deviation, 1 + deviation))
         low, high = (float(changes[key]) / value for changes in (down, up))
-        if low < high:
-            variations.append(Variation(key, "software", value, "", low, high, (down, up), False))
+        variations.append(Variation(key, "software", value, "", low, high, (down, up), False))
     return variations
 
 

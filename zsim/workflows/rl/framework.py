@@ -174,9 +174,11 @@ class RlFramework:
     continues_rollouts: bool = False
     """Responses go on over updates of an asynchronous loop, unless the experiment says otherwise. Else they
     end before the update."""
-    in_flight: Literal["step", "staleness"] | None = None
-    """At most as many prompts are under way at once as a step has, or that times the staleness that is
-    allowed. None for all that may still be trained on."""
+    in_flight: Literal["staleness"] | int | None = None
+    """At most so many samples are under way at once, or a step's prompts times the staleness that is allowed.
+    None for all that may still be trained on."""
+    max_batches_ahead: float = inf
+    """No prompt starts while more batches have ended beyond those in the weights of the engines."""
     streamed_prompts: int = 0
     """Prompts of a replica under way at once where its asynchronous trainer takes them as they end, see
     [Note: stream] of `loop`. 0 where it cannot."""

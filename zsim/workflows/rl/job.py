@@ -134,10 +134,12 @@ class RlJob:
         """Prompts that are under way at once. None for as many as may be started."""
         if self.streams:
             return self.framework.streamed_prompts * self.replicas
-        if self.is_synchronous or self.framework.in_flight is None:
+        in_flight = self.framework.in_flight
+        if self.is_synchronous or in_flight is None:
             return None
-        steps = self.max_staleness if self.framework.in_flight == "staleness" else 1
-        return ceil(self.table.prompts_per_step * steps)
+        if in_flight == "staleness":
+            return ceil(self.table.prompts_per_step * self.max_staleness)
+        return max(1, in_flight // self.table.samples_per_prompt)
 
     @property
     def deals_beforehand(self) -> bool:
@@ -537,7 +539,7 @@ def _limits(
                 )
         size = rollout.max_num_seqs or trainer.training.micro_batch_size * rollout.tensor
         return static_limits(size, trainer.training.sequence_length)
-    limits = engine_limits(
+    return engine_limits(
         model,
         cluster.gpu,
         rollout.gpu_memory_utilization or framework.memory_utilization[table.placement],
@@ -545,8 +547,8 @@ def _limits(
         rollout.max_num_batched_tokens or batch[1],
         prefix_caching=rollout.prefix_caching,
         reserves_responses=engine.reserves_responses,
+        shares_at_once=engine.shares_at_once,
     )
-    return replace(limits, shares_at_once=engine.shares_at_once)
 
 
 def _enforces_eager(table: RlTable, framework: RlFramework, serves_adapters: bool) -> bool:

@@ -10,8 +10,9 @@ n starts that part of the next batch's prompts, and the others with the next ver
 docs/advance/fully_async.md, `staleness_threshold`).
 
 [Note: prompts in flight] NeMo-RL starts a prompt only when fewer than a step's, times the staleness, are
-under way (0a27b1f4 nemo_rl/algorithms/async_utils.py), prime-rl when fewer than a step's are. Prompts of the
-next batch take the places of those that have ended, so that engines are as full as one batch makes them.
+under way (0a27b1f4 nemo_rl/algorithms/async_utils.py), prime-rl when fewer than a number of samples are, and
+at most one batch has ended that the engines' weights are not from. Prompts of the next batch take the places
+of those that have ended.
 
 [Note: replicas alike] Replicas do not see one another, and get requests of the same laws. Of a step with more
 samples than `MAX_SIMULATED_SAMPLES` as many replicas are simulated as have that many, with their part of
@@ -36,6 +37,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import ceil, inf, log
 from statistics import fmean
 from typing import Any
@@ -227,6 +229,9 @@ class Loop:
         groups = []
         batches = inf if self.job.is_synchronous else self.job.max_staleness + self.version + 1
         allowed = batches * max(1, round(self.part * self.job.started_prompts))
+        ended = takewhile(lambda batch: batch.is_complete, self._batches[self.version :])
+        if sum(1 for _ in ended) > self.job.framework.max_batches_ahead:
+            return
         while self._held and self._places_left > 0 and self._num_started < allowed:
             group = self._held.popleft()
             self._num_started += 1
@@ -433,7 +438,8 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     busy = sum(replica.log.busy_seconds for replica in loop.replicas) / len(loop.replicas)
     ages = [age for step in kept for age in step.ages]
     total_seconds = loop.env.now + len(results) * again
-    late = job.table.sync.every - 1  # steps after a sync, of which the next one's responses are all
+    # Steps after the first of a sync: their responses are still of its weights, 0 to `late` versions older.
+    late = job.table.sync.every - 1
     return RlStepTimes(
         seconds,
         rollout + again,
@@ -446,7 +452,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
         times.training_side / seconds,
         float(np.mean(ages)) + late / 2,
         max(ages) + late,
-        (sum(step.dropped_tokens for step in kept) / measured + (rounds - 1) * trained_tokens) / loop.part,
+        (rounds * fmean(step.dropped_tokens for step in kept) + (rounds - 1) * trained_tokens) / loop.part,
         measured,
         loop.part,
         tuple(mark for mark in loop.marks if mark[2] > begin),

@@ -32,6 +32,9 @@ class Engine:
     """CUDA graphs of the parts between attention serve iterations with prompts too."""
     shares_at_once: bool = True
     """See [Note: shared prompts] of `zsim.workflows.rollout.replica`."""
+    largest_graphs: tuple[tuple[int, int, int], ...] = ()
+    """GiB of a GPU, and below them the sequences of the largest CUDA graph: with one or two tensor ranks, and
+    with four or more. `MAX_GRAPH` above all of them."""
 
 
 _SERVED = HostRates(1e-3, 8e-6, is_overlapped=True)
@@ -44,12 +47,15 @@ _LOOP = HostRates(1e-3, _LOOP_SECONDS, is_overlapped=True)
 """TensorRT-LLM's is assumed to take as long as vLLM's."""
 _GENERATE = HostRates(3e-3, 0.0, is_overlapped=False)
 """Assumed: transformers' `generate` takes 3 ms for a token."""
+_SGLANG_GRAPHS = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
+"""Of decoding alone (0.5 srt/server_args.py, `cuda_graph_max_bs`)."""
 
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
         Engine("vllm", 1024, 8192, _SERVED, _LOOP),
-        Engine("sglang", 1024, 8192, _SERVED, _SERVED, captures_prompts=False, shares_at_once=False),
+        Engine("sglang", 1024, 8192, _SERVED, _SERVED, captures_prompts=False, shares_at_once=False,
+               largest_graphs=_SGLANG_GRAPHS),
         Engine("trtllm", 2048, 8192, _SERVED, _LOOP, reserves_responses=True, captures_prompts=False),
         Engine("generate", 1024, 32768, _GENERATE, _GENERATE),
     )
@@ -62,9 +68,6 @@ SGLANG_SEQUENCES = 2048
 """Sequences at once in a loop that does not say how many: SGLang's least, up to 4,096 in large caches (0.5
 srt/model_executor/model_runner.py, `max_num_reqs`)."""
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
-_SGLANG_GRAPHS = ((35, 24, 80), (60, 32, 160), (160, 256, MAX_GRAPH))
-"""GiB of a GPU, and below them the sequences of SGLang's largest CUDA graph: with one or two tensor ranks,
-and with four or more (0.5 srt/server_args.py, `cuda_graph_max_bs`). They are of decoding alone."""
 VLLM_OVERLAPS = (0, 14)
 """The release of vLLM from which an iteration is scheduled while the one before it runs, by default
 (`config/scheduler.py`, `async_scheduling`). SGLang (0.4) and TensorRT-LLM's PyTorch backend do so as well."""
@@ -89,9 +92,7 @@ def engine_of(name: str, version: str = "", *, is_ray: bool = False) -> Engine:
 
 def largest_graph(engine: Engine, gpu: Gpu, tensor: int) -> int:
     """Sequences of an engine's largest CUDA graph. Kernels of larger batches are launched one by one."""
-    if engine.name != "sglang":
-        return MAX_GRAPH
-    sizes = (sizes for gib, *sizes in _SGLANG_GRAPHS if gpu.memory.capacity < gib * 2**30)
+    sizes = (sizes for gib, *sizes in engine.largest_graphs if gpu.memory.capacity < gib * 2**30)
     return next(sizes, [MAX_GRAPH, MAX_GRAPH])[tensor >= 4]
 
 

@@ -60,6 +60,7 @@ def engine_limits(
     *,
     prefix_caching: bool = True,
     reserves_responses: bool = False,
+    shares_at_once: bool = True,
     overhead_bytes: int = BUDGET_OVERHEAD,
 ) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of `utilization` of each
@@ -88,6 +89,7 @@ def engine_limits(
         groups * blocks,
         prefix_caching,
         reserves_responses,
+        shares_at_once,
     )
 
 
