@@ -71,7 +71,7 @@ def test_what_is_as_good_as_plenty_but_leaves_stalls_is_not_called_enough() -> N
     need = offload_need(experiment, "pcie", tolerance=0.05)
     assert need.is_enough
     assert not need.is_hidden
-    assert need.sentence().startswith("pcie: more than 63 GB/s per GPU does not help by itself: 1.591 s")
+    assert need.sentence().startswith("pcie: more than 63 GB/s per GPU does not help by itself: 1.590 s")
 
 
 def test_faster_memory_is_a_faster_update_on_the_cpu() -> None:

@@ -58,6 +58,8 @@ def import_file(
         )
     if not context.args and len(file.split()) == 1 and not os.path.exists(file):
         raise InputError(f"{file}: no such file; expected a training file (--help lists the programs)")
+    if not context.args and os.path.isdir(file):
+        raise InputError(f"{file}: is a folder, expected a file")
     if Path(file).suffix.lower() == ".json" and not context.args:
         experiment = replace(options, experiment=Path(file)).load()
     else:

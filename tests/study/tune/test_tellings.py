@@ -150,4 +150,4 @@ def test_a_configuration_with_better_odds_stands_before_a_given_one_that_may_not
     assert {change.key: change.after for change in step.changes} == {
         "training.micro_batch_size": 14, "training.gradient_accumulation_steps": 2
     }  # fmt: skip
-    assert "4.4 % more, but it fits with better odds" in "\n".join(tuning.lines())
+    assert "4.5 % more, but it fits with better odds" in "\n".join(tuning.lines())
