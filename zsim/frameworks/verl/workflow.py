@@ -12,7 +12,7 @@ from zsim.workflows.rl.framework import (
     TrainerDefaults,
 )
 
-PHASES = {"training": 2.9}
+PHASES = {"training": 3.0}
 """Seconds of the trainer's phases besides its passes: the median of what six runs took more than those
 passes and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data
 gsm8k and math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints it. That of
