@@ -16,6 +16,7 @@ from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import OptimizerImplementation, optimizer_kernels
+from zsim.cost.rates.efficiency import LONG_PRODUCT
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.extras import require
 from zsim.operations import BACKWARD, FORWARD
@@ -281,6 +282,13 @@ def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
+    """Fits products, of types that have long ones to those alone.
+
+    Of products shorter than `LONG_PRODUCT` little depends on `k_half`, and a fit to both has several minima:
+    of 167 products on an H100 (traces/h100-80gb-hbm3/microbench.json) 307, 394 and 1,062 by where its search
+    begins, and 512 from wherever to the long ones. Where no type has long ones of several inner dimensions it stays
+    the base's.
+    """
     timed: list[Timed] = []
     for row in measured.select("gemm"):
         if getattr(gpu.peak, str(row["dtype"]), None) is None:
@@ -290,11 +298,18 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
         kernel = Kernel("gemm", row.flops, row.bytes, str(row["dtype"]), shape, layout=layout)
         timed.append((row, (kernel,)))
     dtypes = sorted({str(row["dtype"]) for row, _ in timed}, key=lambda dtype: (dtype != "bf16", dtype))
-    parameters = [FitParameter("gemm.k_half", max(gpu.gemm.k_half, 4.0), 1.0, 4096.0)]
+    parameters = []
     for index, dtype in enumerate(dtypes):
         name = "gemm.max_fraction" if index == 0 else f"gemm.by_dtype.{dtype}"
         parameters.append(_fraction_parameter(name, gpu.gemm.by_dtype.get(dtype, gpu.gemm.max_fraction)))
-    return _fit(gpu, "matrix products", parameters, timed, "flops", lambda row: row.flops)
+    if len(timed) <= len(parameters):
+        return gpu, []
+    long = {(row["dtype"], row["k"]) for row, _ in timed if row["k"] >= LONG_PRODUCT}
+    has_long = {dtype for dtype, _ in long}
+    if len(long) > len(has_long):
+        parameters.append(FitParameter("gemm.k_half", max(gpu.gemm.k_half, 4.0), 1.0, 4096.0))
+    fitted = [each for each in timed if each[0]["dtype"] not in has_long or each[0]["k"] >= LONG_PRODUCT]
+    return _fit(gpu, "matrix products", parameters, timed, "flops", lambda row: row.flops, fitted)
 
 
 def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
@@ -357,18 +372,23 @@ def _fit(
     timed: Sequence[Timed],
     range_name: str,
     x: Callable[[Measurement], float],
+    fitted: Sequence[Timed] | None = None,
 ) -> tuple[Gpu, list[CurveFit]]:
-    if len(timed) < len(parameters):
+    """The fit to the `fitted` rows, by default all that were `timed`, with the errors of all."""
+    fitted = timed if fitted is None else fitted
+    if len(fitted) < len(parameters):
         return gpu, []
-    measured = [row.seconds for row, _ in timed]
 
-    def predict(values: Mapping[str, float]) -> list[float]:
+    def predict(values: Mapping[str, float], rows: Sequence[Timed]) -> list[float]:
         changed = replace_values(gpu, values)
-        return [sum(kernel_seconds(kernel, changed) for kernel in kernels) for _, kernels in timed]
+        return [sum(kernel_seconds(kernel, changed) for kernel in kernels) for _, kernels in rows]
 
-    values, stuck = robust_fit(parameters, predict, measured)
+    values, stuck = robust_fit(
+        parameters, lambda values: predict(values, fitted), [row.seconds for row, _ in fitted]
+    )
     xs = [x(row) for row, _ in timed]
-    points = fit_points([_label(row) for row, _ in timed], xs, measured, predict(values))
+    measured = [row.seconds for row, _ in timed]
+    points = fit_points([_label(row) for row, _ in timed], xs, measured, predict(values, timed))
     units = {name: "B" for name in values if name.endswith("bytes_half")}
     fit = CurveFit(
         title, values, points, {range_name: value_range(xs)}, sources(row for row, _ in timed), units, stuck

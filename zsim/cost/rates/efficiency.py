@@ -17,7 +17,7 @@ from zsim.specs.cluster.gpu import (
 )
 
 _MAX_SPLITS = 32
-_LONG = 2048  # inner dimension from which on `k_half` describes sustained products
+LONG_PRODUCT = 2048  # inner dimension from which on `k_half` describes sustained products
 _ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16, "int8": 16, "fp4": 32}
 
 
@@ -81,8 +81,8 @@ def gemm_fraction(
     if is_transformer_engine:
         peak_fraction *= gemm.transformer_engine_ratio
     fill = k_half
-    if k < _LONG and batch == 1 and single_call is None:
-        fill = max(min(k_half, peak_fraction * write_k), k_half * k / _LONG)
+    if k < LONG_PRODUCT and batch == 1 and single_call is None:
+        fill = max(min(k_half, peak_fraction * write_k), k_half * k / LONG_PRODUCT)
     tile_m, tile_n, tile_fraction = gemm.tile_m, gemm.tile_n, 1.0
     for _ in range(4):
         row_tiles = max(1.0, m / tile_m + 0.5) if has_uneven_rows else ceil(m / tile_m)
