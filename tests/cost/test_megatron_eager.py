@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +120,20 @@ def test_megatron_rotates_packed_documents_one_after_the_other() -> None:
         moved = count.num_bytes - 2 * heads.numel() * 2  # the product with one in front
         assert num_bytes["megatron-0.19-eager-rope"] == pytest.approx(moved, rel=0.03)
         assert launches["megatron-eager-rope"] < launches["megatron-0.19-eager-rope"] / 8
+
+
+@pytest.mark.parametrize("layers", ["megatron", "megatron-eager-rope"])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_keys_of_an_earlier_layer_are_not_rotated_again(layers: str, is_compiled: bool) -> None:
+    """As many heads of keys as of queries: a layer that reads keys has half of the work."""
+    options = WorkOptions(compile=is_compiled, layers=layer_kernel_sets()[layers])
+    spec = Attention(num_heads=64, num_kv_heads=64, qk_head_dim=32, v_head_dim=32)
+    for direction in (rotary_forward, rotary_backward):
+        num_bytes, read_bytes = (
+            sum(kernel.hbm_bytes for kernel in direction(each, BatchShape(1, 512), options))
+            for each in (spec, replace(spec, reads_keys=True))
+        )
+        assert read_bytes == num_bytes / 2
 
 
 @pytest.mark.parametrize(("rope", "is_eager"), [({}, True), ({"rope_type": "default"}, False)])

@@ -67,7 +67,8 @@ def _eager_rotary(
     spec: AttentionCore, shape: BatchShape, options: WorkOptions, passes: Passes, direction: int
 ) -> tuple[Kernel, ...]:
     """The kernels of `passes` over queries and over keys, of each document where they are packed. Latent
-    attention has one head of keys to rotate, and joins it with the others."""
+    attention has one head of keys to rotate, and joins it with the others. Keys of an earlier layer are
+    rotated there."""
     e, dtype, documents = options.activation_bytes, options.kernel_dtype, round(shape.documents)
     if options.layers.rotates_by_document and documents and passes.strided is not None:
         passes = Passes(
@@ -75,11 +76,12 @@ def _eager_rotary(
             (passes.launches + _DOCUMENT_LAUNCHES[direction]) * documents,
             replace(passes.strided, launches=passes.strided.launches * documents),
         )
-    is_latent = spec.is_latent and spec.rotary_width is not None
-    width = spec.rotary_width if spec.is_latent and spec.rotary_width else spec.qk_head_dim
+    width, keys = spec.qk_head_dim, spec.num_kv_heads
+    if is_latent := spec.is_latent and spec.rotary_width is not None:
+        width, keys = spec.rotary_width, 1
     kernels = [
         kernel
-        for heads in (spec.num_heads, 1 if is_latent else spec.num_kv_heads)
+        for heads in ((spec.num_heads,) if spec.reads_keys else (spec.num_heads, keys))
         for kernel in passes.kernels(shape.tokens * heads * width, e, dtype)
     ]
     if is_latent:
