@@ -19,6 +19,7 @@ from zsim.validated.runs import (
     REPEAT_ERROR,
     ValidatedRun,
     ValidatedRuns,
+    are_blind_enough,
     exclude_source,
     quantiles,
 )
@@ -98,9 +99,8 @@ def fit_rows(
     )
     counts = Counter(run.source for run in judged)
     weights = np.array([1.0 / counts[run.source] for run in judged])
-    judging = [index for index, run in enumerate(judged) if run.is_blind]
-    if len({judged[index].source for index in judging}) < MIN_SOURCES:
-        judging = list(range(len(judged)))
+    by_blind = are_blind_enough(judged)
+    judging = [index for index, run in enumerate(judged) if run.is_blind or not by_blind]
     sizes = np.minimum(np.abs(errors), LARGEST)
     shares = np.array(fit_parts(rows[judging], sizes[judging], weights[judging]))
     others = np.where(rows[judging].any(axis=0), 0.0, rows)

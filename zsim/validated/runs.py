@@ -213,6 +213,11 @@ def similar_runs(features: Features, runs: Sequence[ValidatedRun]) -> tuple[tupl
     return (), len(features.cells) - 1
 
 
+def are_blind_enough(runs: Iterable[ValidatedRun]) -> bool:
+    """Whether so many sources were predicted blind that errors are judged by them alone."""
+    return len({run.source for run in runs if run.is_blind}) >= MIN_SOURCES
+
+
 def weights_by_source(sources: Sequence[str]) -> tuple[Floats, int]:
     """Weights that add up to 1 and are the same for every source, and the number of sources."""
     counts = Counter(sources)

@@ -13,8 +13,8 @@ from zsim.validated.ratios import shipped_bound
 from zsim.validated.runs import (
     FIRST_DISSIMILAR_CELL,
     FRAMEWORK_CELL,
-    MIN_SOURCES,
     ValidatedRun,
+    are_blind_enough,
     validated_runs,
 )
 from zsim.validated.spread import ANY, SpreadEstimates, spread_estimates, spread_of, spread_parts
@@ -62,11 +62,10 @@ def _describe_errors(part: str, runs: Sequence[ValidatedRun]) -> str:
     """Whose errors the part is made of. Empty but for what any run costs."""
     if part != ANY:
         return ""
-    strangers = [run for run in runs if run.stranger_error is not None]
-    blind = [run for run in strangers if run.is_blind]
-    judged, how = strangers, "each as a stranger would have written it"
-    if len({run.source for run in blind}) >= MIN_SOURCES:
-        judged, how = blind, "predicted before anything was known of them"
+    judged = [run for run in runs if run.stranger_error is not None]
+    how = "each as a stranger would have written it"
+    if are_blind_enough(judged):
+        judged, how = [run for run in judged if run.is_blind], "predicted before anything was known of them"
     count, sources = len(judged), len({run.source for run in judged})
     return f", by the errors of {format_count(count, 'run')} of {format_count(sources, 'source')}, {how}"
 
