@@ -286,8 +286,8 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
     Of products shorter than `LONG_PRODUCT` little depends on `k_half`, and a fit to both has several minima:
     of 167 products on an H100 (traces/h100-80gb-hbm3/microbench.json) 307, 394 and 1,062 by where its search
-    begins, and 512 from wherever to the long ones. Where no type has long ones of several inner dimensions it stays
-    the base's.
+    begins, and 512 from wherever to the long ones. It stays the base's where no type has long ones of several
+    inner dimensions.
     """
     timed: list[Timed] = []
     for row in measured.select("gemm"):
