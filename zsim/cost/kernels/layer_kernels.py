@@ -13,9 +13,9 @@ transformers' eager code the bytes alone are counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.kernel import Kernel, elementwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +42,18 @@ class Passes:
 
     def kernels(self, elements: float, element_bytes: int, dtype: str) -> tuple[Kernel, ...]:
         """The kernels over tensors of so many elements of a type. () without launches."""
-        e = element_bytes
+        e, strided = element_bytes, self.strided
         if not self.launches:
             return ()
-        if self.strided is None:
-            return (Kernel("elementwise", 0.0, float(self.tensors * elements * e), dtype, (), self.launches),)
-        strided_passes = self.strided
-        contiguous_bytes = float((self.tensors - strided_passes.tensors) * elements * e)
-        strided_bytes, address_count = (
-            float(strided_passes.tensors * elements * e),
-            round(strided_passes.elements * elements),
-        )
-        indexed_elements, strided_elements = (
-            (address_count, 0) if strided_passes.has_many_dimensions else (0, address_count)
-        )
+        if strided is None:
+            return (elementwise(self.tensors * elements * e, dtype, self.launches),)
+        contiguous_bytes = (self.tensors - strided.tensors) * elements * e
+        kernel = elementwise(strided.tensors * elements * e, dtype, strided.launches)
+        addresses = round(strided.elements * elements)
+        indexed, walked = (addresses, 0) if strided.has_many_dimensions else (0, addresses)
         return (
-            Kernel("elementwise", 0.0, contiguous_bytes, dtype, (), self.launches - strided_passes.launches),
-            Kernel(
-                "elementwise",
-                0.0,
-                strided_bytes,
-                dtype,
-                (),
-                strided_passes.launches,
-                indexed_elements=indexed_elements,
-                strided_elements=strided_elements,
-            ),
+            elementwise(contiguous_bytes, dtype, self.launches - strided.launches),
+            replace(kernel, indexed_elements=indexed, strided_elements=walked),
         )
 
 

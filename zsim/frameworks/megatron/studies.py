@@ -236,25 +236,11 @@ FIELDS = FrameworkFields(
     position=5,
     has_degrees=True,
     fields=(
-        Field(
-            "strategy.distributed_optimizer",
-            "Optimizer",
-            "states over the ranks",
-            choices={"on every rank": False, "distributed": True},
-        ),
-        Field(
-            "strategy.overlap_grad_reduce",
-            "Reduction",
-            "of gradients",
-            is_half=True,
-            choices={"after backward": False, "overlapped": True},
-        ),
-        Field(
-            "strategy.overlap_param_gather",
-            "Gather",
-            "of parameters",
-            is_half=True,
-            choices={"after the update": False, "overlapped": True},
-        ),
+        Field("strategy.distributed_optimizer", "Optimizer", "states over the ranks",
+              choices={"on every rank": False, "distributed": True}),
+        Field("strategy.overlap_grad_reduce", "Reduction", "of gradients", is_half=True,
+              choices={"after backward": False, "overlapped": True}),
+        Field("strategy.overlap_param_gather", "Gather", "of parameters", is_half=True,
+              choices={"after the update": False, "overlapped": True}),
     ),
-)
+)  # fmt: skip

@@ -105,8 +105,8 @@ def backward_of(module: Module, shape: BatchShape, options: WorkOptions) -> Issu
             backward = row_backward if pieces.starts_with_local_rows else product_backward
             return backward(module, product, pieces, shape, options)
         case Linear(chunked_overlap=ChunkedOverlap(is_symmetric_memory=True) as pieces) as product:
-            numel = shape.tokens * product.in_features * module.trains_weight
-            copy = sequence_copy(numel, pieces, shape, options) if numel else ()
+            numel = shape.tokens * product.in_features
+            copy = sequence_copy(numel, pieces, shape, options) if module.trains_weight else ()
             return Kernels((*copy, *module.kernels(BACKWARD, shape, options)))
         case Linear(overlapped_collectives=OverlappedCollectives() as beneath) as product:
             return _around_products(module, product, beneath, shape, options)

@@ -3,10 +3,10 @@
 # [Note: rings and pipelines]
 A gathered product of t ranks runs in t pieces: each multiplies the tokens that are there while the next
 rank's tokens arrive, in t - 1 steps of a ring ("ring_exchange"), which the copy engines make (`use_ce`, on by
-default). A scattered product runs in pieces, and the
-reduce-scatter of one runs beneath the next ("pipeline"), so that the last one's is exposed. Gathers again and
-reductions beneath the two products of backward are those of the product's `overlapped_collectives` ("bulk").
-Source: Transformer Engine 2.17 pytorch/module/base.py (`initialize_ub`, which GEMM uses which method).
+default). A scattered product runs in pieces, and the reduce-scatter of one runs beneath the next
+("pipeline"), so that the last one's is exposed. Gathers again and reductions beneath the two products of
+backward are those of the product's `overlapped_collectives` ("bulk"). Source: Transformer Engine 2.17
+pytorch/module/base.py (`initialize_ub`, which GEMM uses which method).
 
 # [Note: symmetric memory]
 In torch's a rank first copies its rows into a buffer that all can read, and the copy engines do the rest. A
