@@ -16,10 +16,7 @@ from zsim.report.views.html.timeline import report_timeline
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 
-# GPT-2 of three blocks: the first, the last, and one between them
-MODEL = {
-    "model_type": "gpt2", "n_embd": 768, "n_layer": 3, "n_head": 12, "n_positions": 1024, "vocab_size": 50257,
-}  # fmt: skip
+MODEL = {"extends": "gpt2", "n_layer": 3}  # blocks: the first, the last, and one between them
 
 
 def step_of(sequences: int, micro_batches: int, *, whole: bool) -> SimulatedStep:

@@ -18,10 +18,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.records import point_record
 
-# GPT-2 of three blocks: the first, the last, and one between them
-MODEL = {
-    "model_type": "gpt2", "n_embd": 768, "n_layer": 3, "n_head": 12, "n_positions": 1024, "vocab_size": 50257,
-}  # fmt: skip
+MODEL = {"extends": "gpt2", "n_layer": 3}  # blocks: the first, the last, and one between them
 NIC = {"bandwidth": "20 GB/s"}
 GPU = {"memory": {"capacity": "40 GB", "bandwidth": "1 TB/s"}}
 CHANGES: dict[str, dict[str, Any]] = {
