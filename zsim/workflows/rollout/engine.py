@@ -92,8 +92,10 @@ def engine_of(name: str, version: str = "", *, is_ray: bool = False) -> Engine:
 
 def largest_graph(engine: Engine, gpu: Gpu, tensor: int) -> int:
     """Sequences of an engine's largest CUDA graph. Kernels of larger batches are launched one by one."""
-    sizes = (sizes for gib, *sizes in engine.largest_graphs if gpu.memory.capacity < gib * 2**30)
-    return next(sizes, [MAX_GRAPH, MAX_GRAPH])[tensor >= 4]
+    for gib, narrow, wide in engine.largest_graphs:
+        if gpu.memory.capacity < gib * 2**30:
+            return wide if tensor >= 4 else narrow
+    return MAX_GRAPH
 
 
 def tensor_all_reduce(cluster: Cluster, tensor: int) -> Callable[[float, int], float] | None:
