@@ -136,11 +136,11 @@ class SaveCycle:
             local.slowdown_seconds, local.durable_seconds - local.blocking_seconds - work, 0.0
         )
         self.interval = self.overhead + work + local.blocking_seconds
-        intervals_seconds = self.remote_start = self.per_cycle * self.interval - local.blocking_seconds
+        self.remote_start = self.per_cycle * self.interval - local.blocking_seconds
         self.cycle_overhead = max(
-            remote.slowdown_seconds, remote.durable_seconds - remote.blocking_seconds - intervals_seconds, 0.0
+            remote.slowdown_seconds, remote.durable_seconds - remote.blocking_seconds - self.remote_start, 0.0
         )
-        self.cycle_seconds = self.cycle_overhead + intervals_seconds + remote.blocking_seconds
+        self.cycle_seconds = self.cycle_overhead + self.remote_start + remote.blocking_seconds
         self.last_save = remote if saves.remote is not None else local
 
     def interval_start(self, cycles: int, intervals: int) -> float:
