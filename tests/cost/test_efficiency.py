@@ -224,9 +224,7 @@ def test_short_products_take_the_time_that_was_measured(name: str) -> None:
 def test_adapters_products_take_the_time_that_was_measured(columns: int, microseconds: float) -> None:
     """traces/h100-80gb-hbm3, hf_llama-3-8b_lora-16: the second product of adapters, of 4,096 tokens."""
     gpu = load_gpu("h100-sxm-80gb")
-    moved = 2.0 * (4096 * 16 + 16 * columns + 4096 * columns)
-    product = Kernel("gemm", 2.0 * 4096 * 16 * columns, moved, "bf16", (4096, columns, 16))
-    seconds = max(arithmetic_seconds(product, gpu), hbm_seconds(product, gpu)) + gpu.launch.seconds_per_kernel
+    seconds = kernel_seconds(product(4096, columns, 16, 2, "bf16"), gpu)
     assert seconds == pytest.approx(microseconds * 1e-6, rel=0.06)
 
 
