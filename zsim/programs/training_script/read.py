@@ -68,6 +68,7 @@ _PLACED = ("auto", "balanced", "balanced_low_0", "sequential", {"": 0}, {"": "cu
 # Arguments of trainers and methods of their arguments that change a step in ways that zsim does not read.
 _REFUSED = ("optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "model_init")
 _RESET = re.compile("set_(training|optimizer|dataloader)|exec|globals")
+_PARSERS = re.compile("(Hf|H4)ArgumentParser|TrlParser")  # of dataclasses of arguments
 _LENGTH_NAME = re.compile(
     r"(max_?(seq|sequence|context)?|seq|sequence|context)_?len(gth)?|cutoff_len|block_size", re.IGNORECASE
 )
@@ -118,18 +119,19 @@ def read_script(
 def makes_arguments(path: Path) -> bool:
     """Whether a script makes the arguments of a trainer in its code, and takes none from flags by itself."""
     text = _text_of(path)
-    return re.search(rf"(?<!class )\b({CONFIG.pattern})\(", text) is not None and not parses_arguments(path)
+    return bool(re.search(rf"(?<!class )\b({CONFIG.pattern})\(", text) and not _PARSERS.search(text))
 
 
 def parses_arguments(path: Path) -> bool:
     """Whether a script takes the arguments of a trainer from flags."""
-    return re.search(r"(Hf|H4)ArgumentParser|TrlParser", _text_of(path)) is not None
+    return _PARSERS.search(_text_of(path)) is not None
 
 
 def parses_plain_arguments(path: Path) -> bool:
     """Whether a script takes the arguments of transformers' own Trainer from flags, without TRL and PEFT."""
-    plain = re.search(r"(?<!\w)(Seq2Seq)?Trainer\(", _text_of(path)) is not None
-    return plain and parses_arguments(path) and re.search(r"\b(trl|peft)\b", _text_of(path)) is None
+    text = _text_of(path)
+    is_plain = re.search(r"(?<!\w)(Seq2Seq)?Trainer\(", text) and not re.search(r"\b(trl|peft)\b", text)
+    return bool(is_plain and _PARSERS.search(text))
 
 
 def _text_of(path: Path) -> str:
