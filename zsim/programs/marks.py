@@ -92,6 +92,11 @@ def table() -> tuple[Marks, ...]:
     return tuple(Marks(**row) for row in tuples)
 
 
+def row_of(name: str) -> Marks:
+    """The row of a program."""
+    return next(row for row in table() if row.name == name)
+
+
 def marked_programs() -> dict[str, MarkedProgram]:
     """The programs of which the table says all, by their folders."""
     rows = [MarkedProgram(marks) for marks in table() if marks.kinds]
