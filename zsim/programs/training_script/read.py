@@ -372,6 +372,17 @@ class _Script(Values, ast.NodeVisitor):
             if key not in (None, CLASS, LINE) and not str(key).isdecimal() and value is not None:
                 self.values[key] = value
 
+    def cut_length(self, trainer: str) -> Any:
+        """The length to which a script cuts its texts, which transformers' own trainers do not."""
+        lengths = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
+        texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in lengths]
+        limit = self.values.get("model_max_length")
+        if limit is not None and all(text.endswith("model_max_length") for text in texts):
+            return limit
+        if len(lengths) > 1:
+            return Unknown(", ".join(texts), 1)
+        return lengths[0] if lengths else self.named_length(trainer)
+
     def named_length(self, trainer: str) -> Any:
         """The length that a flag, or names of the script, stand for where no tokenizer is told one."""
         lengths = {value for key, value in self.flags.items() if _LENGTH_NAME.fullmatch(key)}
@@ -410,36 +421,14 @@ class _Script(Values, ast.NodeVisitor):
         self.values |= self.checkpointing
         is_plain = trainer in ("", "seq2seq")
         if is_plain:
-            lengths = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
-            texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in lengths]
-            limit = self.values.get("model_max_length")
-            if limit is not None and all(text.endswith("model_max_length") for text in texts):
-                length = limit
-            elif len(lengths) == 1:
-                length = lengths[0]
-            else:
-                length = Unknown(", ".join(texts), 1) if lengths else self.named_length(trainer)
+            length = self.cut_length(trainer)
             defaults = {"bf16": False, "gradient_checkpointing": False, "max_length": length}
             self.values = {**defaults, **self.values}
         for word, change in self.names.changed_outside.items():
             key = word if word in KEYS else (_LORA if self.adapters else {}).get(str(word))
             if key is not None and (self.adapters or not key.startswith("lora_")):
                 self.values[key] = change
-        idle = ("num_train_epochs", *(() if trainer in ("sft", *ROLLOUTS) else ("beta", "loss_type")))
-        missing = {}
-        for key, value in self.values.items():
-            unknown = unknown_in(value)
-            if unknown is None:
-                continue
-            self.values[key] = None
-            setting = _SETTINGS.get(key) or (KEYS[key].setting if key in KEYS else "")
-            if key in SILENT or key in idle:
-                continue
-            reason = f"{key}: zsim does not follow '{unknown.text}'"
-            if not setting:
-                raise self.lack(unknown.line, reason)
-            location = self.location_of(unknown.line).removeprefix(f"{self.path}: ")
-            missing[setting] = f"{location}: {reason}: give --set {setting}=VALUE"
+        missing = self.take_unknown(trainer)
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing
@@ -463,6 +452,27 @@ class _Script(Values, ast.NodeVisitor):
         if loose := sorted({*self.flags} - self.declared):
             file.note(f"--{', --'.join(loose)}: not read, for the script's argparse declares no such flag")
         return file
+
+    def take_unknown(self, trainer: str) -> dict[str, str]:
+        """Remove the values that are not known, and return what asks for those that a step needs, by the
+        experiment's key. Raises NotSimulatedError for one that no key of the experiment has.
+        """
+        idle = ("num_train_epochs", *(() if trainer in ("sft", *ROLLOUTS) else ("beta", "loss_type")))
+        missing = {}
+        for key, value in self.values.items():
+            unknown = unknown_in(value)
+            if unknown is None:
+                continue
+            self.values[key] = None
+            if key in SILENT or key in idle:
+                continue
+            setting = _SETTINGS.get(key) or (KEYS[key].setting if key in KEYS else "")
+            reason = f"{key}: zsim does not follow '{unknown.text}'"
+            if not setting:
+                raise self.lack(unknown.line, reason)
+            location = self.location_of(unknown.line).removeprefix(f"{self.path}: ")
+            missing[setting] = f"{location}: {reason}: give --set {setting}=VALUE"
+        return missing
 
 
 def _unused_functions(tree: ast.Module, modules: Sequence[ast.Module]) -> set[ast.stmt]:
