@@ -1,4 +1,4 @@
-"""The bytes that autograd keeps in a forward."""
+"""What a forward costs: the bytes that autograd keeps, and what zsim says of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations.operation import FORWARD
+from zsim.specs.model.spec import Module
 
 
 def saved_bytes(shared: Iterable[torch.Tensor], run: Callable[[], Any]) -> int:
@@ -22,3 +26,13 @@ def saved_bytes(shared: Iterable[torch.Tensor], run: Callable[[], Any]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         run()
     return sum(size for size, _ in sizes.values())
+
+
+def forward_work(modules: Iterable[Module], shape: BatchShape, options: WorkOptions) -> tuple[float, int]:
+    """(FLOPs, bytes kept) of modules."""
+    flops, kept = 0.0, 0
+    for module in modules:
+        local = shape.seen_by(module)
+        flops += sum(kernel.flops for kernel in module.kernels(FORWARD, local, options))
+        kept += module.saved_bytes(local, options)
+    return flops, kept

@@ -13,9 +13,8 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.saved_bytes import saved_bytes
+from tests.saved_bytes import forward_work, saved_bytes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.operations.operation import FORWARD
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
 
@@ -56,10 +55,7 @@ def named(model: Any) -> list[tuple[str, tuple[int, ...]]]:
 def work(spec: ModelSpec, shape: BatchShape, options: WorkOptions) -> tuple[float, int]:
     """(FLOPs, bytes kept) of all modules but head and loss."""
     in_blocks = (one for block in spec.blocks for one in block.modules)
-    modules = (*spec.before, *in_blocks, *spec.after[:-1])
-    kernels = [kernel for one in modules for kernel in one.kernels(FORWARD, shape.seen_by(one), options)]
-    kept = sum(one.saved_bytes(shape.seen_by(one), options) for one in modules)
-    return sum(kernel.flops for kernel in kernels), kept
+    return forward_work((*spec.before, *in_blocks, *spec.after[:-1]), shape, options)
 
 
 @pytest.mark.parametrize("family", TRANSLATORS)

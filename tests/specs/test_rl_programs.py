@@ -493,7 +493,7 @@ def test_openrlhfs_responses_have_a_cap_of_their_own_by_either_name() -> None:
     )
     found = launched(command)
     assert there(found.rl).lengths.max_response == 8192
-    assert any("algo.dynamic_filtering: left out: rl.sampling_rounds" in note for note in found.notes)
+    assert any("algo.dynamic_filtering_enable: left out: rl.sampling_rounds" in note for note in found.notes)
     assert there(launched(f"{command} --async_train --partial_rollout").rl).partial_rollout
 
 

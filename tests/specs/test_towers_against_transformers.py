@@ -17,10 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.kimi_linear import modeling_kimi_linear
 
-from tests.saved_bytes import saved_bytes
+from tests.saved_bytes import forward_work, saved_bytes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.mixers.kimi_delta import KimiDelta
-from zsim.operations.operation import FORWARD
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.image_rules import SoundRule
 from zsim.specs.model.spec import ModelSpec
@@ -295,17 +294,13 @@ def test_an_audio_tower_has_the_flops_and_keeps_the_bytes_of_transformers(family
     assert isinstance(spec.rule, SoundRule)
     size = spec.rule.size_of(frames / 100)
     shape = BatchShape(1, 1024, sounds=SampledImages(size, 1.0, 1.0))
-    flops = kept = 0.0
     last = 2 if family == "Qwen2Audio" else 1  # Qwen2-Audio's projector is not the tower's
     modules = (
         *spec.before,
         *(module for block in spec.blocks for module in block.modules),
         *spec.after[:-last],
     )
-    for one in modules:
-        local = shape.seen_by(one)
-        flops += sum(kernel.flops for kernel in one.kernels(FORWARD, local, WorkOptions()))
-        kept += one.saved_bytes(local, WorkOptions())
+    flops, kept = forward_work(modules, shape, WorkOptions())
     with FlopCounterMode(display=False) as counter:
         run()
     assert flops == counter.get_total_flops()
@@ -330,11 +325,8 @@ def test_gemma_4_s_audio_tower_has_the_flops_and_keeps_the_bytes_of_transformers
     assert isinstance(spec.rule, SoundRule)
     size = spec.rule.size_of(9.6)
     assert size.tokens == 240
-    shape, flops, kept = BatchShape(1, 1024, sounds=SampledImages(size, 1.0, 1.0)), 0.0, 0
-    for part in spec.modules[:-3]:
-        local = shape.seen_by(part)
-        flops += sum(kernel.flops for kernel in part.kernels(FORWARD, local, WorkOptions()))
-        kept += part.saved_bytes(local, WorkOptions())
+    shape = BatchShape(1, 1024, sounds=SampledImages(size, 1.0, 1.0))
+    flops, kept = forward_work(spec.modules[:-3], shape, WorkOptions())
     with FlopCounterMode(display=False) as counter:
         run()
     positions = 2 * (2 * 13 * 256 * 256)
@@ -356,12 +348,8 @@ def _work(model: ModelSpec, width: int, height: int) -> tuple[float, int]:
     assert model.vision_tower is not None
     rule = model.vision_tower.image_rule.set_bounds(min_pixels=1)
     images = SampledImages(rule.size_of(width, height), 1.0, 1.0)
-    shape, options, flops, kept = BatchShape(1, 1024, images=images), WorkOptions(), 0.0, 0
-    for module in model.vision_tower.modules[:-1]:  # without the scatter among the tokens
-        local = shape.seen_by(module)
-        flops += sum(kernel.flops for kernel in module.kernels(FORWARD, local, options))
-        kept += module.saved_bytes(local, options)
-    return flops, kept
+    modules = model.vision_tower.modules[:-1]  # without the scatter among the tokens
+    return forward_work(modules, BatchShape(1, 1024, images=images), WorkOptions())
 
 
 @pytest.mark.parametrize("family", ["Qwen2_5_VL", "Qwen3VL", "Qwen3_5"])
@@ -409,16 +397,13 @@ def test_a_tower_of_clips_blocks_has_the_flops_and_keeps_the_bytes_of_transforme
     tile = replace(tower.image_rule.size_of(224, 224), tiles=1)
     shape, options = BatchShape(1, 1024, images=SampledImages(tile, 1.0, 1.0)), WorkOptions()
     modules = (*tower.before, *(module for block in tower.blocks for module in block.modules), tower.after[0])
-    flops = sum(
-        kernel.flops for one in modules for kernel in one.kernels(FORWARD, shape.seen_by(one), options)
-    )
+    flops, kept = forward_work(modules, shape, options)
     with FlopCounterMode(display=False) as counter:
         module(pixels)
     assert flops == pytest.approx(
         counter.get_total_flops(), rel=1e-3 if tower.image_rule.class_tokens else 1e-12
     )
     module.set_attn_implementation("sdpa")
-    kept = sum(one.saved_bytes(shape.seen_by(one), options) for one in modules)
     assert kept == pytest.approx(saved_bytes(module.parameters(), lambda: module(pixels)), rel=0.01)
 
 
@@ -440,11 +425,7 @@ def test_whisper_has_the_parameters_the_flops_and_keeps_the_bytes_of_transformer
     shape = BatchShape(2, 128, sounds=SampledImages(spec.audio_tower.rule.smallest, 1.0, 1.0))
     in_blocks = (one for block in spec.blocks for one in block.modules)
     modules = (*spec.before, *spec.audio_tower.modules, *in_blocks, *spec.after[:-2])
-    options, flops, kept = WorkOptions(attention="math"), 0.0, 0
-    for one in modules:
-        local = shape.seen_by(one)
-        flops += sum(kernel.flops for kernel in one.kernels(FORWARD, local, options))
-        kept += one.saved_bytes(local, options)
+    flops, kept = forward_work(modules, shape, WorkOptions(attention="math"))
 
     def run() -> Any:
         return module.model(input_features=features, decoder_input_ids=tokens, use_cache=False)
@@ -479,11 +460,7 @@ def test_llama_3_2_vision_has_the_parameters_the_flops_and_keeps_the_bytes_of_tr
     shape = BatchShape(2, 128, images=SampledImages(size, 1.0, 1.0))
     in_blocks = (one for block in spec.blocks for one in block.modules)
     modules = (*spec.before, *spec.vision_tower.modules, *in_blocks, *spec.after[:-1])
-    options, flops, kept = WorkOptions(attention="math"), 0.0, 0
-    for one in modules:
-        local = shape.seen_by(one)
-        flops += sum(kernel.flops for kernel in one.kernels(FORWARD, local, options))
-        kept += one.saved_bytes(local, options)
+    flops, kept = forward_work(modules, shape, WorkOptions(attention="math"))
     tokens, pixels = torch.zeros(2, 128, dtype=torch.long), torch.zeros(2, 1, 4, 3, 140, 140)
 
     def run() -> Any:

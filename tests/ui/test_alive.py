@@ -287,7 +287,6 @@ def test_other_settings_of_an_address_wait_for_a_click(browser: Any, address: st
 
 
 @in_browser
-@in_browser
 def test_an_unknown_model_of_an_address_is_met_with_the_nearest(browser: Any, address: str) -> None:
     page = browser.new_page()
     page.set_default_timeout(SOON)
@@ -296,6 +295,7 @@ def test_an_unknown_model_of_an_address_is_met_with_the_nearest(browser: Any, ad
     page.close()
 
 
+@in_browser
 def test_the_step_is_a_film_over_the_cluster(page: Any) -> None:
     """A later frame moves lines to other shades, the mark over the loads, and the words; Play goes on by
     itself."""

@@ -38,8 +38,9 @@ class Marks:
     suffixes: tuple[str, ...] = ()
     yaml_marks: tuple[str, ...] = ()
 
-    def match(self, data: Mapping[Any, Any]) -> bool:
-        return any(
+    def match(self, data: Any) -> bool:
+        """Whether the content of a file has one of the lists."""
+        return isinstance(data, Mapping) and any(
             all(any(_has(data, key) for key in ([part] if isinstance(part, str) else part)) for part in keys)
             for keys in self.marks
         )
@@ -57,11 +58,8 @@ class MarkedProgram(ValuesProgram):
         self.name, self.title, self.kinds, self.reads = marks.name, marks.title, marks.kinds, marks.reads
         self.file_nouns = (marks.reads.partition(" ")[2],) if marks.reads else ()
         self.release, self.recognised_by = marks.read_at.partition(", ")[0], marks.recognised_by
-        self.suffixes, self.yaml_marks, self.order = (
-            marks.suffixes,
-            marks.yaml_marks,
-            marks.order or self.order,
-        )
+        self.suffixes, self.yaml_marks = marks.suffixes, marks.yaml_marks
+        self.order = marks.order or self.order
 
     @property
     def folder(self) -> str:
@@ -74,7 +72,7 @@ class MarkedProgram(ValuesProgram):
 
     def recognises(self, source: ProgramSource) -> bool:
         if self.row is not None and self.row.order:
-            return source.suffix in self.suffixes and _matches(self.row, source.content)
+            return source.suffix in self.suffixes and self.row.match(source.content)
         marks = marks_of(source)
         return marks is not None and marks.name == self.name
 
@@ -94,6 +92,11 @@ def table() -> tuple[Marks, ...]:
     return tuple(Marks(**row) for row in tuples)
 
 
+def row_of(name: str) -> Marks:
+    """The row of a program."""
+    return next(row for row in table() if row.name == name)
+
+
 def marked_programs() -> dict[str, MarkedProgram]:
     """The programs of which the table says all, by their folders."""
     rows = [MarkedProgram(marks) for marks in table() if marks.kinds]
@@ -104,17 +107,12 @@ def marks_of(source: ProgramSource) -> Marks | None:
     """The row of a file's program, or None for a file that has no program's marks."""
     if source.arguments is not None or source.suffix not in _SUFFIXES:
         return None
-    data = source.content
-    return matching_row(data) if isinstance(data, Mapping) else None
+    return matching_row(source.content)
 
 
-def matching_row(data: Mapping[Any, Any]) -> Marks | None:
+def matching_row(data: Any) -> Marks | None:
     """The first row without an `order` that has a list of keys which are all in the content of a file."""
     return next((row for row in table() if not row.order and row.match(data)), None)
-
-
-def _matches(row: Marks, data: Any) -> bool:
-    return isinstance(data, Mapping) and row.match(data)
 
 
 def _has(data: Any, mark: str) -> bool:
@@ -122,14 +120,11 @@ def _has(data: Any, mark: str) -> bool:
     if mark.startswith("!"):
         return not _has(data, mark[1:])
     key, equals, texts = mark.partition("=")
-    part, _, rest = key.partition(".")
-    if part == "*" and isinstance(data, Mapping):
-        return any(_has(value, f"{rest}{equals}{texts}") for value in data.values())
+    values = [data]
     for part in key.split("."):
-        names = {str(name): name for name in data} if isinstance(data, Mapping) else {}
-        if part not in names:
-            return False
-        data = data[names[part]]
-    return not equals or (
-        isinstance(data, str) and (not texts or any(fnmatchcase(data, text) for text in texts.split("|")))
-    )
+        tables = [value for value in values if isinstance(value, Mapping)]
+        values = [value for table in tables for name, value in table.items() if part in ("*", str(name))]
+    if not equals:
+        return bool(values)
+    patterns = (texts or "*").split("|")
+    return any(isinstance(value, str) and fnmatchcase(value, text) for value in values for text in patterns)

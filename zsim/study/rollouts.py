@@ -315,12 +315,10 @@ class _Search:
         stated = self.table.placement
         placements = (stated,) if "placement" in self.keep else framework.placements
         for placement in placements:
-            changes: dict[str, Any] = {} if placement == stated else {"rl.placement": placement}
+            changes: dict[str, Any] = {}
             if placement != stated:
-                changes |= {
-                    f"rl.{key}": None
-                    for key in ("rollout.gpus", "max_staleness", "stream_prompts", "sync.transport")
-                }
+                unset = ("rollout.gpus", "max_staleness", "stream_prompts", "sync.transport")
+                changes = {"rl.placement": placement, **{f"rl.{key}": None for key in unset}}
             best = self._best(changes, "split", self._splits(placement))
             best = self._best(best, "engine", self._engines())
             shares = _UTILIZATIONS if framework.memory_utilization else ()
@@ -349,7 +347,7 @@ class _Search:
     def _best(
         self, start: Mapping[str, Any], axis: str, choices: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """The changes of the best of the choices of an axis, `start` among them."""
+        """The changes of the best of the choices of an axis, `start` among them, which wins ties."""
         options = [dict(start)]
         if axis not in self.keep:
             options += [{**start, **choice} for choice in choices]
@@ -358,7 +356,7 @@ class _Search:
         ]
         if not simulated:
             return dict(start)
-        return min(simulated, key=lambda pair: (*_rank(pair[0])[:2], pair[1] != start))[1]
+        return min(simulated, key=lambda pair: _rank(pair[0])[:2])[1]  # the first of equals
 
     def _simulate(self, changes: Mapping[str, Any]) -> RolloutCandidate | None:
         key = self._key(changes)

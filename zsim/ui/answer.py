@@ -244,7 +244,7 @@ def answer(experiment: Experiment) -> Answer:
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, trace)),
         views=tuple(close_ups(trace.rank_view(report.rank), report.rank)),
-        notes=(*report.notes, *moment_notes(report), *([loop_note(step)] if step.is_loop else [])),
+        notes=(*report.notes, *moment_notes(report), *loop_notes(step)),
         evidence=report.evidence,
         resolved=resolved_values(job),
         exported=export_files(job),
@@ -253,10 +253,11 @@ def answer(experiment: Experiment) -> Answer:
     )
 
 
-def loop_note(step: SimulatedStep) -> str:
+def loop_notes(step: SimulatedStep) -> tuple[str, ...]:
     """Which micro-batches of a loop are shown."""
     counts = f"{step.outcome_micro_batches} of {step.micro_batches:,}"
-    return f"timelines and film show {counts} micro-batches, of which the others repeat one"
+    note = f"timelines and film show {counts} micro-batches, of which the others repeat one"
+    return (note,) if step.is_loop else ()
 
 
 def scaling_counts(job: Job) -> list[int]:

@@ -38,7 +38,7 @@ from zsim.specs.strategy.requirement import phrase
 from zsim.study.search import simulate
 from zsim.study.topologies.figures import NUM_FRAMES
 from zsim.trace.chrome import write_chrome_trace
-from zsim.ui.answer import check_size, loop_note
+from zsim.ui.answer import check_size, loop_notes
 from zsim.ui.field import KIND, RUN, fields_of, kind_of_bare_files
 from zsim.ui.form import SIZE, DisplayedValues, Form, make_form
 from zsim.ui.layout import MAX_UPLOAD, field_id
@@ -379,7 +379,7 @@ def _step_file(experiment: Experiment, name: str) -> bytes:
             path = Path(folder) / name
             write_chrome_trace(result.trace, path)
             return path.read_bytes()
-    notes = (*result.report.notes, *((loop_note(result.step),) if result.step.is_loop else ()))
+    notes = (*result.report.notes, *loop_notes(result.step))
     return html_report(replace(result.report, notes=notes), result.step.outcome.trace).encode()
 
 

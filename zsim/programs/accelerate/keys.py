@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from zsim.programs.deepspeed.keys import EVERY_BLOCK, JSON_KEYS
 from zsim.programs.torch.keys import SCRIPT_CHECKPOINTS, SCRIPT_LOSSES
 from zsim.programs.torchtitan.keys import ROTATE_METHODS
-from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program import ConfigMapping, mappings
 from zsim.specs.formats.program_key import ProgramKey, declare, tuned_mappings
 
-_ACCELERATE = "accelerate 1.15.0, "
-_LAUNCH = _ACCELERATE + "commands/launch.py"
-_DATACLASSES = _ACCELERATE + "utils/dataclasses.py"
-_SIZES = _ACCELERATE + "parallelism_config.py"
+_RELEASE, _CLASSES = "accelerate 1.15.0", "utils/dataclasses.py"
+_LAUNCH, _DATACLASSES = f"{_RELEASE}, commands/launch.py", f"{_RELEASE}, {_CLASSES}"
+_SIZES = f"{_RELEASE}, parallelism_config.py"
 _TORCH = ("fsdp1", "fsdp2", "ddp")
 SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 PARALLELISM = "parallelism_config_"
@@ -108,43 +107,31 @@ KEYS: Mapping[str, ProgramKey] = {key.key: key for key in (*_TOP_KEYS, *_FSDP_KE
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
     JSON_KEYS,
     *tuned_mappings(KEYS.values()),
-    ConfigMapping(
-        "training.micro_batch_size", "file", "in the JSON, or the script's DataLoader where that says auto",
-        _ACCELERATE + "accelerator.py", kinds=("deepspeed",),
-    ),
-    ConfigMapping(
-        "training.gradient_accumulation_steps", "file", "gradient_accumulation_steps", _DATACLASSES,
-        kinds=("deepspeed",),
-    ),
-    ConfigMapping(
-        "training.micro_batch_size", "script", "DataLoader(batch_size=...)", _ACCELERATE + "accelerator.py",
-        kinds=_TORCH,
-    ),
-    ConfigMapping(
-        "training.gradient_accumulation_steps", "script", "Accelerator(gradient_accumulation_steps=...)",
-        _ACCELERATE + "accelerator.py", kinds=_TORCH,
+    *mappings(
+        _RELEASE,
+        ("training.micro_batch_size", "file", "in the JSON, or the script's DataLoader where that says auto",
+         "accelerator.py", (), ("deepspeed",)),
+        ("training.gradient_accumulation_steps", "file", "gradient_accumulation_steps", _CLASSES, (),
+         ("deepspeed",)),
+        ("training.micro_batch_size", "script", "DataLoader(batch_size=...)", "accelerator.py", (), _TORCH),
+        ("training.gradient_accumulation_steps", "script", "Accelerator(gradient_accumulation_steps=...)",
+         "accelerator.py", (), _TORCH),
     ),
     *SCRIPT_CHECKPOINTS,
     EVERY_BLOCK,
     *SCRIPT_LOSSES,
-    ConfigMapping("parallelism.sequence_parallel", "file", "never", _SIZES, (False, None), ("fsdp2",)),
-    ConfigMapping("strategy.replicate", "file", "no replicas", _DATACLASSES, (1, None)),
-    ConfigMapping(
-        "strategy.replicate", "script", "a device mesh for FullyShardedDataParallelPlugin", _DATACLASSES,
-        kinds=("fsdp1",),
-    ),
-    ConfigMapping(
-        "strategy.no_sync", "script", "GradientAccumulationPlugin(sync_each_batch=...)", _DATACLASSES
-    ),
-    ConfigMapping(
-        "strategy.limit_all_gathers", "script", "FullyShardedDataParallelPlugin(limit_all_gathers=...)",
-        _DATACLASSES,
-    ),
-    ConfigMapping(
-        "strategy.bucket_cap_mb", "script", "DistributedDataParallelKwargs(bucket_cap_mb=...)", _DATACLASSES
-    ),
-    ConfigMapping(
-        "strategy.gradient_as_bucket_view", "script",
-        "DistributedDataParallelKwargs(gradient_as_bucket_view=...)", _DATACLASSES,
+    *mappings(
+        _RELEASE,
+        ("parallelism.sequence_parallel", "file", "never", "parallelism_config.py", (False, None),
+         ("fsdp2",)),
+        ("strategy.replicate", "file", "no replicas", _CLASSES, (1, None)),
+        ("strategy.replicate", "script", "a device mesh for FullyShardedDataParallelPlugin", _CLASSES, (),
+         ("fsdp1",)),
+        ("strategy.no_sync", "script", "GradientAccumulationPlugin(sync_each_batch=...)", _CLASSES),
+        ("strategy.limit_all_gathers", "script", "FullyShardedDataParallelPlugin(limit_all_gathers=...)",
+         _CLASSES),
+        ("strategy.bucket_cap_mb", "script", "DistributedDataParallelKwargs(bucket_cap_mb=...)", _CLASSES),
+        ("strategy.gradient_as_bucket_view", "script",
+         "DistributedDataParallelKwargs(gradient_as_bucket_view=...)", _CLASSES),
     ),
 )  # fmt: skip

@@ -371,11 +371,8 @@ def _defaults(launch: Launch) -> Mapping[str, Any]:
         return {"stage": launch.target}
     if launch.launcher == "litgpt" and launch.target in ("finetune", "finetune_lora"):
         return {"lora_r": 8}  # litgpt 0.5.13, __main__.py and finetune/lora.py
-    loss = (
-        {"rlhf_type": "dpo"}
-        if _TRAINERS.get(launch.launcher) == _MS_SWIFT and launch.target == "rlhf"
-        else {}
-    )
+    is_rlhf = _TRAINERS.get(launch.launcher) == _MS_SWIFT and launch.target == "rlhf"
+    loss = {"rlhf_type": "dpo"} if is_rlhf else {}
     return {**loss, "micro_batch_size": 1} if launch.launcher == "megatron" else loss
 
 

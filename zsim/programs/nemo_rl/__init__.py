@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.errors import InputError
-from zsim.programs.marks import MarkedProgram, matching_row
+from zsim.programs.marks import MarkedProgram, matching_row, row_of
 from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource
 
 
 class NemoRl(MarkedProgram):
-    name = "nemo-rl"
-    title = "NeMo-RL"
-    kinds = ("fsdp2", "megatron")
-    file_nouns = ("NeMo-RL YAML",)
-    reads = "a NeMo-RL YAML"
-    release = "NeMo-RL of August 2026 (7ea279ab)"
-    recognised_by = "a key of its policy (train_global_batch_size, dtensor_cfg, ...), or `policy` with `grpo`"
-
     def recognises(self, source: ProgramSource) -> bool:
         """Whether the file has marks of its own, or the files that its `defaults` name have."""
         if super().recognises(source):
@@ -34,4 +26,4 @@ class NemoRl(MarkedProgram):
         return marks is not None and marks.name == self.name
 
 
-PROGRAM = NemoRl()
+PROGRAM = NemoRl(row_of("nemo-rl"))

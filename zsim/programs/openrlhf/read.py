@@ -24,6 +24,7 @@ _ALGORITHMS = {
     "gae": "ppo", "reinforce": "rloo", "rloo": "rloo", "reinforce_baseline": "rloo", "group_norm": "grpo",
     "dr_grpo": "grpo",
 }  # fmt: skip
+_FILTERING = "algo.dynamic_filtering_enable"
 _UPDATE = "of the actor, over sequences of the longest length"
 _ATTENTION = {"flash_attention_2": "flash2", "flash_attention_3": "flash3", "eager": "math", "sdpa": "flash"}
 
@@ -139,8 +140,8 @@ def _read_rollout(keys: FileValues, *, is_packed: bool) -> None:
         file.settings.pop("nodes")
     prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
     cap = keys.get("rollout.max_new_tokens", length)
-    if keys.values.get("algo.dynamic_filtering_enable", False) or keys.values.get("algo.dynamic_filtering"):
-        file.note("algo.dynamic_filtering: left out: rl.sampling_rounds says how many rollouts a step takes")
+    if keys.values.get(_FILTERING):
+        file.note(f"{_FILTERING}: left out: rl.sampling_rounds says how many rollouts a step takes")
     sleeps, is_dynamic = keys.get("ds.enable_sleep", False), keys.get("train.dynamic_batch_enable", False)
     set_rollout(
         file,

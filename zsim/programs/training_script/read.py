@@ -68,6 +68,7 @@ _PLACED = ("auto", "balanced", "balanced_low_0", "sequential", {"": 0}, {"": "cu
 # Arguments of trainers and methods of their arguments that change a step in ways that zsim does not read.
 _REFUSED = ("optimizers", "optimizer_cls_and_kwargs", "compute_loss_func", "model_init")
 _RESET = re.compile("set_(training|optimizer|dataloader)|exec|globals")
+_PARSERS = re.compile("(Hf|H4)ArgumentParser|TrlParser")  # of dataclasses of arguments
 _LENGTH_NAME = re.compile(
     r"(max_?(seq|sequence|context)?|seq|sequence|context)_?len(gth)?|cutoff_len|block_size", re.IGNORECASE
 )
@@ -118,18 +119,19 @@ def read_script(
 def makes_arguments(path: Path) -> bool:
     """Whether a script makes the arguments of a trainer in its code, and takes none from flags by itself."""
     text = _text_of(path)
-    return re.search(rf"(?<!class )\b({CONFIG.pattern})\(", text) is not None and not parses_arguments(path)
+    return bool(re.search(rf"(?<!class )\b({CONFIG.pattern})\(", text) and not _PARSERS.search(text))
 
 
 def parses_arguments(path: Path) -> bool:
     """Whether a script takes the arguments of a trainer from flags."""
-    return re.search(r"(Hf|H4)ArgumentParser|TrlParser", _text_of(path)) is not None
+    return _PARSERS.search(_text_of(path)) is not None
 
 
 def parses_plain_arguments(path: Path) -> bool:
     """Whether a script takes the arguments of transformers' own Trainer from flags, without TRL and PEFT."""
-    plain = re.search(r"(?<!\w)(Seq2Seq)?Trainer\(", _text_of(path)) is not None
-    return plain and parses_arguments(path) and re.search(r"\b(trl|peft)\b", _text_of(path)) is None
+    text = _text_of(path)
+    is_plain = re.search(r"(?<!\w)(Seq2Seq)?Trainer\(", text) and not re.search(r"\b(trl|peft)\b", text)
+    return bool(is_plain and _PARSERS.search(text))
 
 
 def _text_of(path: Path) -> str:
@@ -370,6 +372,17 @@ class _Script(Values, ast.NodeVisitor):
             if key not in (None, CLASS, LINE) and not str(key).isdecimal() and value is not None:
                 self.values[key] = value
 
+    def cut_length(self, trainer: str) -> Any:
+        """The length to which a script cuts its texts, which transformers' own trainers do not."""
+        lengths = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
+        texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in lengths]
+        limit = self.values.get("model_max_length")
+        if limit is not None and all(text.endswith("model_max_length") for text in texts):
+            return limit
+        if len(lengths) > 1:
+            return Unknown(", ".join(texts), 1)
+        return lengths[0] if lengths else self.named_length(trainer)
+
     def named_length(self, trainer: str) -> Any:
         """The length that a flag, or names of the script, stand for where no tokenizer is told one."""
         lengths = {value for key, value in self.flags.items() if _LENGTH_NAME.fullmatch(key)}
@@ -408,36 +421,14 @@ class _Script(Values, ast.NodeVisitor):
         self.values |= self.checkpointing
         is_plain = trainer in ("", "seq2seq")
         if is_plain:
-            lengths = [length for n, length in enumerate(self.lengths) if length not in self.lengths[:n]]
-            texts = [unknown.text if (unknown := unknown_in(length)) else str(length) for length in lengths]
-            limit = self.values.get("model_max_length")
-            if limit is not None and all(text.endswith("model_max_length") for text in texts):
-                length = limit
-            elif len(lengths) == 1:
-                length = lengths[0]
-            else:
-                length = Unknown(", ".join(texts), 1) if lengths else self.named_length(trainer)
+            length = self.cut_length(trainer)
             defaults = {"bf16": False, "gradient_checkpointing": False, "max_length": length}
             self.values = {**defaults, **self.values}
         for word, change in self.names.changed_outside.items():
             key = word if word in KEYS else (_LORA if self.adapters else {}).get(str(word))
             if key is not None and (self.adapters or not key.startswith("lora_")):
                 self.values[key] = change
-        idle = ("num_train_epochs", *(() if trainer in ("sft", *ROLLOUTS) else ("beta", "loss_type")))
-        missing = {}
-        for key, value in self.values.items():
-            unknown = unknown_in(value)
-            if unknown is None:
-                continue
-            self.values[key] = None
-            setting = _SETTINGS.get(key) or (KEYS[key].setting if key in KEYS else "")
-            if key in SILENT or key in idle:
-                continue
-            reason = f"{key}: zsim does not follow '{unknown.text}'"
-            if not setting:
-                raise self.lack(unknown.line, reason)
-            location = self.location_of(unknown.line).removeprefix(f"{self.path}: ")
-            missing[setting] = f"{location}: {reason}: give --set {setting}=VALUE"
+        missing = self.take_unknown(trainer)
         file = read_values(str(self.path), self.values, trainer="hf" if is_plain else trainer)
         file.program = "transformers" if is_plain else file.program
         file.missing |= missing
@@ -461,6 +452,27 @@ class _Script(Values, ast.NodeVisitor):
         if loose := sorted({*self.flags} - self.declared):
             file.note(f"--{', --'.join(loose)}: not read, for the script's argparse declares no such flag")
         return file
+
+    def take_unknown(self, trainer: str) -> dict[str, str]:
+        """Remove the values that are not known, and return what asks for those that a step needs, by the
+        experiment's key. Raises NotSimulatedError for one that no key of the experiment has.
+        """
+        idle = ("num_train_epochs", *(() if trainer in ("sft", *ROLLOUTS) else ("beta", "loss_type")))
+        missing = {}
+        for key, value in self.values.items():
+            unknown = unknown_in(value)
+            if unknown is None:
+                continue
+            self.values[key] = None
+            if key in SILENT or key in idle:
+                continue
+            setting = _SETTINGS.get(key) or (KEYS[key].setting if key in KEYS else "")
+            reason = f"{key}: zsim does not follow '{unknown.text}'"
+            if not setting:
+                raise self.lack(unknown.line, reason)
+            location = self.location_of(unknown.line).removeprefix(f"{self.path}: ")
+            missing[setting] = f"{location}: {reason}: give --set {setting}=VALUE"
+        return missing
 
 
 def _unused_functions(tree: ast.Module, modules: Sequence[ast.Module]) -> set[ast.stmt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -218,6 +218,12 @@ class Values:
             table = self.value(node.func.value, scope)
             if isinstance(table, dict) and CLASS not in table and isinstance(arguments[0], str):
                 return self.names.changed.get(arguments[0]) or table.get(*arguments)
+        fields = self.fields(node, arguments, scope)
+        return unknown if text == "dict" and (arguments or "**" in fields) else fields
+
+    def fields(self, node: ast.Call, arguments: Sequence[Any], scope: Scope) -> dict[str, Any]:
+        """The arguments of a call by name or number, with its name and line unless it makes a dict."""
+        text = ast.unparse(node.func)
         fields: dict[str, Any] = {} if text == "dict" else {CLASS: text, LINE: node.lineno}
         fields |= {str(number): value for number, value in enumerate(arguments)}
         for word in node.keywords:
@@ -229,7 +235,7 @@ class Values:
                 fields |= value
             else:
                 fields["**"] = Unknown(ast.unparse(word.value)[:60], node.lineno)
-        return unknown if text == "dict" and (arguments or "**" in fields) else fields
+        return fields
 
     def content(self, opened: Any, unknown: Unknown) -> Any:
         """The keys of a YAML or JSON that a script loads, where its name is known and it is here."""

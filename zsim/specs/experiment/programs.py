@@ -28,8 +28,8 @@ _PACKAGE = "zsim.programs"
 @cache
 def _programs_by_folder() -> Mapping[str, TrainingProgram]:
     """The programs by the name of their folder, in their order."""
-    programs: dict[str, TrainingProgram] = values_in_folders(_PACKAGE, "PROGRAM")
-    programs |= importlib.import_module(f"{_PACKAGE}.marks").marked_programs()
+    programs: dict[str, TrainingProgram] = importlib.import_module(f"{_PACKAGE}.marks").marked_programs()
+    programs = {**programs, **values_in_folders(_PACKAGE, "PROGRAM")}
     return dict(sorted(programs.items(), key=lambda entry: (entry[1].order, entry[0])))
 
 

@@ -103,8 +103,8 @@ class TrainingProgram:
     """A program whose files or command lines zsim reads or writes, as its folder in `zsim.programs` describes
     it.
 
-    `PROGRAM` of the folder. In it stand `keys` (`CONFIG_MAPPINGS`: the settings
-    that it can be told) and, where zsim writes its file, `write` (`WRITER`).
+    `PROGRAM` of the folder, in which are `keys` (`CONFIG_MAPPINGS`: the settings that it can be told) and,
+    where zsim writes its file, `write` (`WRITER`).
     """
 
     name: str

@@ -7,12 +7,12 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, expected_text
 
 MAX_BLOCKS = 50_000  # maximum that zsim simulates in one step
 _MISSING = object()
 # transformers 5.24 `ACT2CLS` (activations.py), Megatron's clamped one, and the one that MiniMax M3 names
-ACTIVATIONS = (
+_ACTIVATIONS = (
     "silu", "swish", "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python",
     "gelu_python_tanh", "gelu_pytorch_tanh", "quick_gelu", "clamped_quick_gelu", "hardswish", "laplace",
     "leaky_relu", "linear", "mish", "prelu", "relu", "relu2", "relu6", "sigmoid", "sqrtsoftplus", "swigluoai",
@@ -141,10 +141,10 @@ class ConfigReader:
 
     def activation(self, key: str, default: str) -> str:
         """The name of a non-linearity. Raises InputError for one that transformers has not."""
-        if (name := self.string(key, default)) not in ACTIVATIONS:
-            hint = did_you_mean(name, ACTIVATIONS) or f"; expected one of {', '.join(ACTIVATIONS)}"
+        if (name := self.string(key, default)) not in _ACTIVATIONS:
             raise self.error(
-                f"'{self.find(key)[0]}' is '{name}', an activation that transformers has not{hint}"
+                f"'{self.find(key)[0]}' is '{name}', an activation that transformers has not"
+                f"{expected_text(name, _ACTIVATIONS)}"
             )
         return name
 

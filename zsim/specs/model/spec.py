@@ -217,8 +217,13 @@ class ModelSpec:
     """Towers of sounds and of images, in the order in which they run between the modules before the blocks
     and the blocks.
     """
-    text_family: str | None = None
-    """The family of the language model behind towers. None without towers."""
+    text_family: str = ""
+    """The family of the language model, if it is another than that of the whole with its towers."""
+
+    @property
+    def language_family(self) -> str:
+        """The `model_type` of the language model."""
+        return self.text_family or self.family
 
     @property
     def vision_tower(self) -> Tower | None:

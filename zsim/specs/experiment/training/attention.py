@@ -68,7 +68,7 @@ def padding_mask_of(
     if not is_theirs or is_eager or (is_asked_for and table.attention != "efficient"):
         return None
     release = release_number(table.transformers or "")
-    is_always_masked = (model.text_family or model.family) in _ALWAYS_MASKED and (4, 38) <= release < (4, 40)
+    is_always_masked = model.language_family in _ALWAYS_MASKED and (4, 38) <= release < (4, 40)
     if not is_always_masked and not _is_padded(table):
         return None
     return "bool" if release >= (4, 53) else "scores"

@@ -127,8 +127,7 @@ def _releases_in(
 
 def _holds(entry: Mapping[str, Any], release: str, experiment: Experiment, model: ModelSpec) -> bool:
     number, when = release_number(release), entry.get("when", {})
-    family = model.text_family or model.family
-    before = entry["families"].get(family, "0") if "families" in entry else entry.get("before")
+    before = entry["families"].get(model.language_family, "0") if "families" in entry else entry.get("before")
     is_in_range = release_number(entry.get("since", "0")) <= number and (
         before is None or number < release_number(before)
     )

@@ -339,10 +339,8 @@ def _tower(
     """`after` is the last norm, on `norm_rows`, and the projector on those of tokens."""
     hidden, inner = config.integer("d_model", 1280), config.integer("encoder_ffn_dim", 5120)
     rows: SampleRows = "frame windows" if rule.window else "frames"
-    act, heads = (
-        config.activation("activation_function", "gelu"),
-        config.integer("encoder_attention_heads", 20),
-    )
+    act = config.activation("activation_function", "gelu")
+    heads = config.integer("encoder_attention_heads", 20)
     norms = "self_attn_layer_norm", "final_layer_norm"
     clip = clip_block(config, kind, hidden, inner, act, heads=heads, norms=norms)
     modules = [_block_module(module, kind) for module in clip.modules]

@@ -26,8 +26,9 @@ from zsim.specs.model.families.builders import (
     replace_op_fields,
     residual,
     set_registration,
+    translator,
 )
-from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Parameter
+from zsim.specs.model.spec import Block, Embedding, Linear, ModelSpec, Module, Parameter
 
 _LAYER_DROPOUTS = ("encoder_layerdrop", "decoder_layerdrop")
 
@@ -43,13 +44,15 @@ class _Variant(NamedTuple):
     has_logit_bias: bool = True
     defaults: tuple[str, float, float] = ("gelu", 0.0, 0.0)
     """Activation, dropout of attention, and layers dropped."""
+    head: str = "ForConditionalGeneration"
+    """What the name of its class ends with."""
 
 
 _VARIANTS = {
     "bart": _Variant("Bart", False, "learned", ("layernorm_embedding",)),
     "mbart": _Variant("MBart", True, "learned", ("layernorm_embedding", "layer_norm")),
     "m2m_100": _Variant("M2M100", True, "computed", ("layer_norm",), False, ("relu", 0.1, 0.05)),
-    "marian": _Variant("Marian", False, "fixed"),
+    "marian": _Variant("Marian", False, "fixed", head="MTModel"),
     "pegasus": _Variant("Pegasus", True, "fixed", ("layer_norm",)),
 }
 _SPARE_ROWS = 2  # of learned positions
@@ -59,7 +62,7 @@ _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 def bart(config: ConfigReader) -> ModelSpec:
     """An encoder and a decoder that share their embedding with the head."""
     variant = _VARIANTS[config.family]
-    check_translator(config, variant.name)
+    check_translator(config, variant.name, variant.head)
     act, attention_dropout, layer_dropout = variant.defaults
     config = config.override(d_model=config.integer("d_model", 1024)).add_defaults(
         activation_function=act, attention_dropout=attention_dropout, dropout=0.1,
@@ -71,40 +74,33 @@ def bart(config: ConfigReader) -> ModelSpec:
             raise config.error(f"'{key}' is false; expected true: zsim has {variant.name} with one embedding")
     hidden, vocab = config.integer("d_model"), config.integer("vocab_size")
     positions = config.integer("max_position_embeddings", 1024)
-    blocks, names = [], []
+    blocks = {}
     for half in ("encoder", "decoder"):
-        first, later = (_half_block(config, variant, half, keeps_rows=is_first) for is_first in (True, False))
-        count = config.num_blocks(f"{half}_layers", 12)
-        blocks += [first, *[later] * (count - 1)]
-        names += [f"model.{half}.layers.{number}" for number in range(count)]
-    return ModelSpec(
-        name=config.name,
-        family=config.family,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        max_positions=None if variant.positions == "computed" else positions,
-        before=(
+        first, later = (
+            _build_block(
+                config, f"{variant.name}{half.title()}Layer", half, keeps_rows=keeps_rows,
+                norms_first=variant.norms_first,
+            )
+            for keeps_rows in (True, False)
+        )  # fmt: skip
+        blocks[f"model.{half}.layers"] = [first, *[later] * (config.num_blocks(f"{half}_layers", 12) - 1)]
+    norms = [f"model.{half}.layer_norm" for half in ("encoder", "decoder") if "layer_norm" in variant.norms]
+    return translator(
+        config,
+        hidden,
+        (
             embedding("model.shared", vocab, hidden),
             *_inputs(config, variant, "encoder", positions),
             Module("model.decoder.embed_tokens", Embedding(vocab, hidden)),
             *_inputs(config, variant, "decoder", positions),
         ),
-        blocks=tuple(blocks),
-        after=(
-            *(
-                layer_norm(f"model.{half}.layer_norm", hidden)
-                for half in ("encoder", "decoder")
-                if "layer_norm" in variant.norms
-            ),
+        blocks,
+        (
+            *(layer_norm(name, hidden) for name in norms),
             Module("lm_head", Linear(hidden, vocab)),
             *([activation("final_logits_bias", vocab, "scale")] if variant.has_logit_bias else []),
-            Module("loss", Loss(vocab)),
         ),
-        block_prefix="model.encoder.layers",
-        is_tied=True,
-        source=config.where,
-        has_encoder=True,
-        block_names=tuple(names),
+        None if variant.positions == "computed" else positions,
     )
 
 
@@ -113,15 +109,16 @@ def whisper(config: ConfigReader) -> ModelSpec:
     check_translator(config, "Whisper")
     _refuse_dropouts(config, *_DROPOUTS, *_LAYER_DROPOUTS)
     hidden, rows = config.integer("d_model", 384), config.integer("max_source_positions", 1500)
-    config = config.override(d_model=hidden).add_defaults(vocab_size=51_865)
+    config = config.override(d_model=hidden).add_defaults(
+        vocab_size=51_865, decoder_attention_heads=6, decoder_ffn_dim=1536
+    )
     positions = config.integer("max_target_positions", 448)
     first, later = (
         _build_block(
-            config, "WhisperDecoderLayer", "decoder", keeps_rows=keeps_rows, rows=rows, key_bias=False,
-            sizes=(6, 1536),
+            config, "WhisperDecoderLayer", "decoder", keeps_rows=keeps_rows, rows=rows, key_bias=False
         )
         for keeps_rows in (True, False)
-    )  # fmt: skip
+    )
     model = language_model(
         config,
         hidden,
@@ -165,13 +162,6 @@ def _inputs(config: ConfigReader, variant: _Variant, half: str, positions: int) 
     return modules
 
 
-def _half_block(config: ConfigReader, variant: _Variant, half: str, *, keeps_rows: bool) -> Block:
-    return _build_block(
-        config, f"{variant.name}{half.title()}Layer", half, keeps_rows=keeps_rows,
-        norms_first=variant.norms_first,
-    )  # fmt: skip
-
-
 def _build_block(
     config: ConfigReader,
     kind: str,
@@ -181,58 +171,48 @@ def _build_block(
     norms_first: bool = True,
     rows: int = 0,
     key_bias: bool = True,
-    sizes: tuple[int, int] = (16, 4096),
 ) -> Block:
     """Self-attention, in a decoder attention to the encoder's rows, and a plain MLP, each with a norm. The
     first block keeps the encoder's output for all.
 
-    `rows` are those of a sound, and 0 for tokens. `sizes` are the default numbers of heads and of the MLP's
-    features.
+    `rows` are those of a sound, and 0 for tokens.
     """
     hidden, dropout = config.integer("d_model"), config.fraction("dropout", 0.0)
-    heads = config.integer(f"{half}_attention_heads", sizes[0])
+    heads = config.integer(f"{half}_attention_heads", 16)
     if hidden % heads:
         raise config.error(f"'{half}_attention_heads' is {heads}; expected a divisor of {hidden}")
-    inner = config.integer(f"{half}_ffn_dim", sizes[1])
+    inner = config.integer(f"{half}_ffn_dim", 4096)
     act, inner_dropout = config.activation("activation_function", "gelu"), "activation_dropout"
     mlp = plain_mlp(("fc1", "activation_fn", "fc2"), hidden, inner, act)
     if config.fraction(inner_dropout, 0.0):
         mlp.insert(2, activation(inner_dropout, inner, "dropout"))
         mlp[1] = activation("activation_fn", inner, "relu_kept" if act == "relu" else act)
-    branches: list[tuple[str, str, list[Module]]] = [("self_attn", "self_attn_layer_norm", [])]
-    if half == "decoder":
-        branches.append(("encoder_attn", "encoder_attn_layer_norm", []))
-    for name, _, products in branches:
-        is_cross = name == "encoder_attn"
+    branches: list[tuple[str, str, list[Module]]] = []
+    order: list[str] = []
+    for name in ("self_attn", "encoder_attn") if half == "decoder" else ("self_attn",):
+        is_cross, norm_name = name == "encoder_attn", f"{name}_layer_norm"
+        key, value, query, output = (f"{name}.{part}" for part in ("k_proj", "v_proj", "q_proj", "out_proj"))
         core = attention(
             f"{name}.core", heads, heads, hidden // heads, rotary=False, upcasts_softmax=False,
             dropout=config.fraction("attention_dropout", 0.0),
         )  # fmt: skip
         keys = [
-            linear(
-                f"{name}.k_proj", hidden, hidden, bias=key_bias, shares_input=not (is_cross and keeps_rows)
-            ),
-            linear(f"{name}.v_proj", hidden, hidden, bias=True, shares_input=True),
+            linear(key, hidden, hidden, bias=key_bias, shares_input=not (is_cross and keeps_rows)),
+            linear(value, hidden, hidden, bias=True, shares_input=True),
         ]
         if is_cross and rows:
             keys = [replace(module, sample_rows="frames") for module in keys]
         is_causal = half == "decoder" and not is_cross
-        products += [
-            linear(f"{name}.q_proj", hidden, hidden, bias=True),
+        products = [
+            linear(query, hidden, hidden, bias=True),
             *keys,
             replace_op_fields(core, is_causal=is_causal, sample_keys=rows if is_cross else 0),
-            linear(f"{name}.out_proj", hidden, hidden, bias=True),
+            linear(output, hidden, hidden, bias=True),
         ]
+        branches.append((name, norm_name, products))
+        order += [key, value, query, output, norm_name]
     modules: list[Module] = []
     for name, norm_name, branch in (*branches, ("mlp", "final_layer_norm", mlp)):
         norm, add = layer_norm(norm_name, hidden), residual(f"{name}.residual", hidden, dropout)
         modules += [norm, *branch, add] if norms_first else [*branch, add, norm]
-    order = [
-        name
-        for part, norm_name, _ in branches
-        for name in (
-            *(f"{part}.{product}" for product in ("k_proj", "v_proj", "q_proj", "out_proj")),
-            norm_name,
-        )
-    ]
     return set_registration(Block(kind, tuple(modules)), *order, "fc1", "fc2", "final_layer_norm")

@@ -5,7 +5,7 @@ Weights are in torch's layout: `[out, in]` for `nn.Linear`, `[in, out]` for GPT-
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +25,8 @@ from zsim.specs.model.spec import (
 )
 
 
-def check_translator(config: ConfigReader, kind: str) -> None:
+def check_translator(config: ConfigReader, kind: str, head: str = "ForConditionalGeneration") -> None:
     """Raises InputError for a file whose class is not the translator `kind`, nor its parts without a head."""
-    head = "MTModel" if kind == "Marian" else "ForConditionalGeneration"
     names = f"{kind}{head}", f"{kind}Model", f"{kind}WithLMHeadModel"  # the last as T5 had it before 4.0
     classes = config.strings("architectures")
     if classes and not set(names) & set(classes):
@@ -162,6 +161,37 @@ def language_model(
         is_tied=is_tied,
         source=config.where,
         registered_before_blocks=tuple(name for name in registration if name in owners) or None,
+    )
+
+
+def translator(
+    config: ConfigReader,
+    hidden: int,
+    before: Sequence[Module],
+    halves: Mapping[str, Sequence[Block]],
+    after: Sequence[Module],
+    max_positions: int | None = None,
+) -> ModelSpec:
+    """An encoder and a decoder, by the names of their lists of blocks, and a head that is their embedding.
+    Both have as many tokens.
+    """
+    vocab = config.integer("vocab_size")
+    return ModelSpec(
+        name=config.name,
+        family=config.family,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        max_positions=max_positions,
+        before=tuple(before),
+        blocks=tuple(block for blocks in halves.values() for block in blocks),
+        after=(*after, Module("loss", Loss(vocab))),
+        block_prefix=next(iter(halves)),
+        is_tied=True,
+        source=config.where,
+        has_encoder=True,
+        block_names=tuple(
+            f"{name}.{number}" for name, blocks in halves.items() for number in range(len(blocks))
+        ),
     )
 
 

@@ -95,11 +95,9 @@ def _cross_block(shape: Shape, rows: int, *, keeps_rows: bool) -> Block:
         learned_scale(_GATES[0], shape.hidden, 1),
     ]
     mlp = [*gated_mlp("mlp", shape.hidden, shape.ffn, shape.act), learned_scale(_GATES[1], shape.hidden, 1)]
-    norms = (rms_norm(name, shape.hidden) for name in ("input_layernorm", "post_attention_layernorm"))
-    adds = (residual(f"{name}.residual", shape.hidden) for name in (root, "mlp"))
-    built = attention_mlp_block(
-        "MllamaCrossAttentionDecoderLayer", (next(norms), next(norms)), attend, mlp, (next(adds), next(adds))
-    )
+    norms = rms_norm("input_layernorm", shape.hidden), rms_norm("post_attention_layernorm", shape.hidden)
+    adds = residual(f"{root}.residual", shape.hidden), residual("mlp.residual", shape.hidden)
+    built = attention_mlp_block("MllamaCrossAttentionDecoderLayer", norms, attend, mlp, adds)
     products = (f"{root}.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"))
     mlp_names = [name for name in REGISTRATION if name.startswith("mlp.")]
     return set_registration(

@@ -19,18 +19,19 @@ from zsim.specs.model.families.builders import (
     residual,
     rms_norm,
     set_registration,
+    translator,
 )
-from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Parameter, ScoreBias
+from zsim.specs.model.spec import Block, Embedding, Linear, ModelSpec, Module, Parameter, ScoreBias
 
 _NORM = "t5_rms"
-_KINDS = {"t5": "T5Block", "mt5": "MT5Block", "umt5": "UMT5Block"}
+_KINDS = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}
 
 
 def t5(config: ConfigReader) -> ModelSpec:
     """T5 has distances between tokens as a bias, learned in the first block of each half, and dropout
     everywhere. umT5 learns a bias in every block.
     """
-    check_translator(config, _KINDS[config.family].removesuffix("Block"))
+    check_translator(config, _KINDS[config.family])
     if config.family != "t5":
         sizes = {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": 250_112}
         absent = {key: size for key, size in sizes.items() if config.optional_integer(key) is None}
@@ -44,27 +45,15 @@ def t5(config: ConfigReader) -> ModelSpec:
     decoder = _stack(config, hidden, dropout, decoders, is_decoder=True)
     words = Module("shared", Embedding(vocab, hidden), (Parameter("weight", (vocab, hidden)),))
     drop = [activation("encoder.dropout", hidden, "dropout")] if dropout else []
-    return ModelSpec(
-        name=config.name,
-        family=config.family,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        max_positions=None,
-        before=(words, *drop, Module("decoder.embed_tokens", Embedding(vocab, hidden)), *drop),
-        blocks=(*encoder, *decoder),
-        after=(
+    return translator(
+        config,
+        hidden,
+        (words, *drop, Module("decoder.embed_tokens", Embedding(vocab, hidden)), *drop),
+        {"encoder.block": encoder, "decoder.block": decoder},
+        (
             rms_norm("encoder.final_layer_norm", hidden, kind=_NORM),
             rms_norm("decoder.final_layer_norm", hidden, kind=_NORM),
             Module("lm_head", Linear(hidden, vocab)),
-            Module("loss", Loss(vocab)),
-        ),
-        block_prefix="encoder.block",
-        is_tied=True,
-        source=config.where,
-        has_encoder=True,
-        block_names=(
-            *(f"encoder.block.{number}" for number in range(layers)),
-            *(f"decoder.block.{number}" for number in range(decoders)),
         ),
     )
 
@@ -98,7 +87,7 @@ def _block(config: ConfigReader, hidden: int, dropout: float, *, is_decoder: boo
     names = [module.name for module in modules if module.parameters and "layer_norm" not in module.name]
     names.sort(key=lambda name: name.endswith("relative_attention_bias"))
     order = [name for number in range(mlp_layer + 1) for name in _layer_registration(names, number)]
-    return set_registration(Block(_KINDS[config.family], tuple(modules)), *order)
+    return set_registration(Block(f"{_KINDS[config.family]}Block", tuple(modules)), *order)
 
 
 def _layer_registration(names: Sequence[str], number: int) -> list[str]:

@@ -265,11 +265,8 @@ def gemma4_tower(config: ConfigReader, width: int) -> Tower:
     heads, groups = config.integer("num_attention_heads", 12), config.integer("num_key_value_heads", 12)
     config.check_kv_heads(heads, groups)
     head, inner = config.integer("head_dim", 64), config.integer("intermediate_size", 3072)
-    act, is_clipped = (
-        config.activation("hidden_activation", "gelu_pytorch_tanh"),
-        config.boolean("use_clipped_linears", False),
-    )
-    product = partial(clipped_linear, is_clipped=is_clipped)
+    act = config.activation("hidden_activation", "gelu_pytorch_tanh")
+    product = partial(clipped_linear, is_clipped=config.boolean("use_clipped_linears", False))
 
     def norm(name: str) -> Module:
         return rms_norm(name, hidden, kind=gemma4.NORM)
@@ -474,13 +471,11 @@ def llava_onevision_tower(config: ConfigReader, width: int) -> Tower:
     projector = two_products(names, hidden, width, width, act=act, bias=has_bias)
     rule = ImageRule(config.integer("patch_size", 16), 1, tile=config.integer("image_size", 224))
     sides = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7))
-    tower, area = (
-        _siglip(config, width, projector, rule),
-        config.string("vision_aspect_ratio", "anyres_max_9"),
-    )
-    if not area.removeprefix("anyres_max_").isdecimal():
+    area = config.string("vision_aspect_ratio", "anyres_max_9")
+    if not (most := area.removeprefix("anyres_max_")).isdecimal():
         raise config.error(f"'vision_aspect_ratio' is '{area}'; expected 'anyres_max_9' or another number")
-    return _add_canvases(config, tower, width, sides, max_area=int(area.removeprefix("anyres_max_")))
+    tower = _siglip(config, width, projector, rule)
+    return _add_canvases(config, tower, width, sides, max_area=int(most))
 
 
 def _add_canvases(
