@@ -114,11 +114,11 @@ def test_a_model_built_whole_is_whole_on_every_gpu_first() -> None:
     assert whole.step_seconds == sharded.step_seconds
 
 
-@pytest.mark.parametrize("loss", ["fused_linear", "tiled"])
+@pytest.mark.parametrize("loss", ["fused_linear", "tiled", "unsloth-fused"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_frozen_heads_weight_gets_no_gradient(loss: str, tied: bool) -> None:
-    """512 tokens, 256 by 4,096 weights: a product is 2 x 512 x 4,096 x 256 = 1.0737e9 FLOPs, of which a frozen
-    weight needs two.
+    """512 tokens, 256 by 4,096 weights: a product is 2 x 512 x 4,096 x 256 = 1.0737e9 FLOPs, of which a
+    frozen weight needs two.
     """
     counts = []
     for lora in ({}, {"lora": {"rank": 4, "targets": ["q_proj"]}}):
