@@ -330,3 +330,21 @@ def test_adapters_take_as_long_as_people_saw() -> None:
         strategy={"kind": "ddp"},
     )  # fmt: skip
     assert simulate(experiment).report.step_seconds == pytest.approx(21.3, rel=0.05)
+
+
+def test_unsloths_adapters_add_to_the_frozen_products_output() -> None:
+    """128 tokens of 256 in 16 bits: `addmm_` reads 65,536 bytes more. PEFT casts the input to fp32 and back,
+    and scales and adds the output, each in a kernel.
+    """
+    calls = {}
+    for kernels in ("peft", "unsloth"):
+        found = job({"kind": "ddp"}, 1, lora={"targets": ["o_proj"], "kernels": kernels})
+        segments = make_workload(found.model, found.training).segments
+        calls[kernels] = {call.name: call.work for segment in segments for call in segment.calls}
+    name = "model.layers.0.self_attn.o_proj"
+    assert f"{name}.lora_dropout.default" in calls["peft"]
+    assert f"{name}.lora_dropout.default" not in calls["unsloth"]
+    total = calls["unsloth"][name]
+    assert [kernel.hbm_bytes for kernel in kernels_of(total.forward).kernels] == [128 * 256 * 2]
+    assert not kernels_of(total.backward).kernels
+    assert len(kernels_of(calls["peft"][name].forward).kernels) == 2

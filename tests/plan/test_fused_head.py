@@ -112,3 +112,18 @@ def test_a_model_built_whole_is_whole_on_every_gpu_first() -> None:
     assert whole.out_of_memory.op == "start-up"
     assert whole.to_dict()["startup_bytes"] == 2 * 70_553_706_496 + 1_374_389_535 + 2 * 2**25
     assert whole.step_seconds == sharded.step_seconds
+
+
+@pytest.mark.parametrize("loss", ["fused_linear", "tiled", "unsloth-fused"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_frozen_heads_weight_gets_no_gradient(loss: str, tied: bool) -> None:
+    """512 tokens, 256 by 4,096 weights: a product is 2 x 512 x 4,096 x 256 = 1.0737e9 FLOPs, of which a
+    frozen weight needs two.
+    """
+    counts = []
+    for lora in ({}, {"lora": {"rank": 4, "targets": ["q_proj"]}}):
+        plan = make_plan(job_of(tied, {"stage": 1}, cross_entropy=loss, **lora))
+        works = [op.work for op in plan.ops if op.name == "lm_head" and op.phase == "forward"]
+        (kernels,) = [work for work in works if isinstance(work, Kernels)]
+        counts.append(sum(kernel.flops for kernel in kernels.kernels) / (2 * 512 * 4096 * 256))
+    assert counts == [pytest.approx(3, rel=1e-3), pytest.approx(2, rel=1e-3)]

@@ -4,6 +4,9 @@
 PEFT 0.21.2 casts the adapter's input to the adapter's type (`_cast_input_dtype`), which is fp32 by default
 (`autocast_adapter_dtype`). Where autocast is on, the product casts it back to 16 bits. Where it is not, the
 adapter's products are fp32, and so is the sum, which is cast back.
+
+unsloth's adapters cast A and B to the type of the activations, and `addmm_` puts B's product on the frozen
+one's (015bdef0 kernels/utils.py `matmul_lora`, kernels/fast_lora.py).
 """
 
 from __future__ import annotations
@@ -78,6 +81,8 @@ class AdapterSum(Operation):
     width: int
     dtype: str = ""
     """The type of the adapter's output. Empty for the training's."""
+    is_in_product: bool = False
+    """The adapter's product itself adds to the frozen one's output, which it reads."""
 
     @property
     def is_function(self) -> bool:
@@ -98,6 +103,8 @@ class AdapterSum(Operation):
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """`result + lora_B(...) * scaling`: a product with a number, a sum, and a cast where types differ."""
         elements, e = shape.tokens * self.width, options.activation_bytes
+        if self.is_in_product:
+            return (elementwise(elements * e, "fp32"),)
         adapter_element = self._element(options)
         kernels = (
             elementwise(elements * 2 * adapter_element, "fp32"),
@@ -109,6 +116,8 @@ class AdapterSum(Operation):
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """The gradient goes to the frozen product as it is, and scaled to the adapter."""
+        if self.is_in_product:
+            return ()
         elements, e = shape.tokens * self.width, options.activation_bytes
         adapter_element = self._element(options)
         scale = elementwise(elements * 2 * adapter_element, "fp32")
@@ -118,6 +127,8 @@ class AdapterSum(Operation):
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """The scaled output and the sum, in the wider type, and one more where the sum is cast."""
+        if self.is_in_product:
+            return 0
         e, adapter_element = options.activation_bytes, self._element(options)
         return shape.tokens * self.width * (2 * adapter_element + (e if adapter_element != e else 0))
 

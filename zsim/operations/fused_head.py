@@ -4,8 +4,9 @@ Liger's `fused_linear_cross_entropy_forward` (linkedin/Liger-Kernel 0.8, `ops/fu
 does both directions in the forward pass. The tokens are cut into ceil(V / H) pieces, rounded so that a piece
 has a power of two of tokens. Each piece is multiplied with the head, the logits are turned into their
 gradient in place, and this is multiplied with the head (gradient of the input) and with the input (gradient
-of the weight, accumulated). So at most about as many logits exist at once as there are hidden states.
-Backward only hands the gradients on. With fp16 it multiplies both by the loss scale (one pass).
+of the weight, accumulated; none of a frozen one: `if weight.requires_grad`). So at most about as many logits
+exist at once as there are hidden states. Backward only hands the gradients on. With fp16 it multiplies them
+by the loss scale (one pass).
 
 # [Note: tiles of tokens]
 "tiled" is DeepSpeed's `TiledFusedLogitsLoss` (0.19.8 runtime/sequence_parallel/ulysses_sp.py) as
@@ -82,18 +83,18 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
 
     Per piece of t tokens (the last may be smaller): three products of 2 t V H FLOPs, the loss over t V logits
     (read twice, written once), and the accumulation of the weight's gradient. The gradients of the input
-    (T H) and of the weight (V H) are saved for backward.
+    (T H) and of the weight (V H) are saved for backward. A frozen weight has no gradient: two products.
     """
     spec = head.op_spec
     assert isinstance(spec, Linear)
     tokens, hidden, vocab, e = shape.tokens, spec.in_features, spec.out_features, options.activation_bytes
-    dtype, weight = options.kernel_dtype, spec.in_features * spec.out_features
+    dtype, is_trained = options.kernel_dtype, head.trains_weight
+    weight = spec.in_features * spec.out_features if is_trained else 0
     if options.loss.tile_bytes or options.loss.num_tiles:
-        return _tiled_head(tokens, hidden, vocab, options)
+        return _tiled_head(tokens, hidden, vocab, options, is_trained=is_trained)
     if options.loss.chunked_words:
         return _chunked_head(head, tokens, options)
     if options.loss.checkpointed_tokens:
-        is_trained = all(parameter.trainable for parameter in head.parameters)
         return _checkpointed_head(tokens, hidden, vocab, options, is_trained=is_trained)
     piece = piece_tokens(tokens, hidden, vocab)
     kernels: list[Kernel] = []
@@ -103,24 +104,32 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
             gemm(size, vocab, hidden, e, dtype),
             Kernel("loss", 0.0, float(3 * size * vocab * e), dtype),
             gemm(size, hidden, vocab, e, dtype, "nn"),
-            gemm(vocab, hidden, size, e, dtype, "tn"),
-            *accumulate_kernels(weight, dtype, dtype),
         ]
+        if is_trained:
+            kernels += [
+                gemm(vocab, hidden, size, e, dtype, "tn"),
+                *accumulate_kernels(weight, dtype, dtype),
+            ]
     is_scaled = options.dtype == "fp16"
     backward = scale_kernels(tokens * hidden + weight, dtype) if is_scaled else ()
     return FusedHead(
         forward=tuple(kernels),
         backward=backward,
         tensors=ModuleTensors(
-            saved=(tokens * hidden * e, weight * e), forward=(piece * vocab * e, weight * e)
+            saved=_sizes(tokens * hidden * e, weight * e), forward=_sizes(piece * vocab * e, weight * e)
         ),
     )
 
 
-def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> FusedHead:
+def _sizes(*sizes: int) -> tuple[int, ...]:
+    """Those of tensors that exist."""
+    return tuple(size for size in sizes if size)
+
+
+def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions, *, is_trained: bool) -> FusedHead:
     """The head with its loss in tiles. See [Note: tiles of tokens]."""
-    e, dtype, weight, loss = options.activation_bytes, options.kernel_dtype, hidden * vocab, options.loss
-    sums = "fp32" if loss.sums_in_fp32 else dtype
+    e, dtype, loss = options.activation_bytes, options.kernel_dtype, options.loss
+    weight, sums = hidden * vocab if is_trained else 0, "fp32" if loss.sums_in_fp32 else dtype
     num_tiles = loss.num_tiles or -(-tokens * vocab * DTYPE_BYTES["fp32"] // loss.tile_bytes)
     tile = -(-tokens // num_tiles)
     zeros = tokens * hidden * DTYPE_BYTES[sums]
@@ -132,9 +141,9 @@ def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> F
             *loss.kernels(size, vocab, e, dtype, is_backward=False),
             *loss.kernels(size, vocab, e, dtype, is_backward=True),
             gemm(size, hidden, vocab, e, dtype, "nn"),
-            gemm(vocab, hidden, size, e, dtype, "tn"),
+            *((gemm(vocab, hidden, size, e, dtype, "tn"),) if is_trained else ()),
             elementwise(size * hidden * (e + 2 * DTYPE_BYTES[sums]), dtype),
-            *(accumulate_kernels(weight, sums, dtype) if begin else ()),
+            *(accumulate_kernels(weight, sums, dtype) if begin and is_trained else ()),
         ]
     is_cast = sums != dtype
     if is_cast:
@@ -151,8 +160,8 @@ def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> F
         forward=tuple(kernels),
         backward=() if is_cast else scale_kernels(tokens * hidden, dtype),
         tensors=ModuleTensors(
-            saved=(tokens * hidden * e, weight * e),
-            forward=(*of_a_tile, *((zeros, of_sum) if is_cast else (weight * e,))),
+            saved=_sizes(tokens * hidden * e, weight * e),
+            forward=_sizes(*of_a_tile, *((zeros, of_sum) if is_cast else (weight * e,))),
         ),
     )
 
@@ -191,7 +200,7 @@ def _chunked_head(head: Module, tokens: int, options: WorkOptions) -> FusedHead:
     assert isinstance(spec, Linear)
     hidden, vocab, loss = spec.in_features, spec.out_features, options.loss
     e, dtype = options.activation_bytes, options.kernel_dtype
-    is_trained = loss.trains_frozen_head or all(parameter.trainable for parameter in head.parameters)
+    is_trained = loss.trains_frozen_head or head.trains_weight
     chunk, words = min(tokens, loss.checkpointed_tokens), min(vocab, loss.chunked_words)
     forward: list[Kernel] = []
     weight_gradient = (hidden * vocab * e,) if is_trained else ()

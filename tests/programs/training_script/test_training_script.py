@@ -580,8 +580,9 @@ def test_unsloth_is_taken_as_liger_with_its_own_defaults(tmp_path: Path) -> None
     assert (training.sequence_length, training.liger) == (2048, True)
     assert (training.activation_checkpointing, training.checkpoint_offload) == ("full", "pinned")
     assert (lora.rank, lora.alpha, lora.quantized, lora.preparation) == (8, 16, "nf4", "none")
+    assert (training.cross_entropy, lora.kernels, lora.dtype) == ("unsloth-fused", "unsloth", None)
     assert lora.double_quantization in (None, True)
-    assert "unsloth: its kernels and its loss are taken as Liger's" in notes_of(found)
+    assert "unsloth: its norms and activations are taken as Liger's" in notes_of(found)
     short = text.replace('-bnb-4bit")', '", max_seq_length=256, load_in_4bit=False)')
     training = read_text(tmp_path, short, "train.py", model=None).training
     assert (training.sequence_length, training.checkpoint_offload) == (256, None)

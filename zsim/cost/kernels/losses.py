@@ -235,5 +235,16 @@ TILED = LossKernelSet(
     "tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True, tile_bytes=2**30
 )
 
-_ALL = (EAGER, EAGER_SHIFTED_LABELS, EAGER_16_BIT, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)
+# unsloth's own with the head, compiled, in tiles of at most 4 GiB of fp32 logits, whose gradients are made in
+# the forward pass (unsloth 015bdef0 models/llama.py `unsloth_fused_ce_loss`, from 0528b4ce of 2025-10 on;
+# unsloth_zoo ce232d6c fused_losses/cross_entropy_loss.py). Half of the free memory, where that is less, and
+# the rounding of the number of tiles to a multiple of four are not simulated.
+UNSLOTH_FUSED = LossKernelSet(
+    "unsloth-fused", FUSED.forward, FUSED.backward, keeps_logits=True, includes_head=True, tile_bytes=2**32
+)
+
+_ALL = (
+    EAGER, EAGER_SHIFTED_LABELS, EAGER_16_BIT, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED,
+    UNSLOTH_FUSED,
+)  # fmt: skip
 LOSSES = {loss.name: loss for loss in _ALL}

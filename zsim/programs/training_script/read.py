@@ -339,13 +339,16 @@ class _Script(Values, ast.NodeVisitor):
         length = file.settings.get("training.sequence_length", _SHORTEST_OFFLOADED)
         if self.unsloth["use_gradient_checkpointing"] == "unsloth" and length >= _SHORTEST_OFFLOADED:
             file.settings["training.checkpoint_offload"] = "pinned"
+        file.settings["training.cross_entropy"] = "unsloth-fused"
         if self.adapters:
             file.settings.pop("training.lora.dtype", None)
+            file.settings["training.lora.kernels"] = "unsloth"
         # docs.unsloth.ai/basics/unsloth-benchmarks has for Llama-3.1-8B in 4 bits (rank 32, batch 1) 78,475
-        # tokens in 24 GB, 153,977 in 40 and 342,733 in 80: zsim needs 31.3, 54.6 and 112.8 GB.
+        # tokens in 24 GB, 153,977 in 40 and 342,733 in 80: zsim needs 20.9, 34.4 and 67.7 GB. Steps:
+        # validation/published/experiments.json, surogate-unsloth.
         file.note(
-            "unsloth: its kernels and its loss are taken as Liger's and its adapters as PEFT's; memory is 30 "
-            "to 40 % high at the longest contexts that it publishes, and no published time was compared"
+            "unsloth: its norms and activations are taken as Liger's; memory is 13 to 15 % below GPUs' at "
+            "the longest contexts that it publishes, and steps of models up to 2B take up to twice as long"
         )
 
     def lack(self, line: int, text: str) -> NotSimulatedError:

@@ -66,6 +66,8 @@ class Adapters:
     """The type of the adapters' products, if it is not the training's."""
     recasts: bool = False
     """Autocast casts back what the adapter has cast to fp32."""
+    adds_in_product: bool = False
+    """The second product adds to the frozen one's output (unsloth)."""
     products_keep_input: bool = False
     """Adapted products keep what they read, though their weights are frozen (bitsandbytes' of 8 bits)."""
     parameters: tuple[str, ...] = ()
@@ -280,7 +282,7 @@ def _adapter_modules(
     adapter_modules += [
         Module(f"{module.name}.lora_A.default", down, (first,), holds_input),
         Module(f"{module.name}.lora_B.default", up, (second,)),
-        Module(module.name, AdapterSum(outputs, adapters.compute_dtype)),
+        Module(module.name, AdapterSum(outputs, adapters.compute_dtype, adapters.adds_in_product)),
     ]
     shards, rows, sample_rows = module.token_shards, module.rows_per_token, module.sample_rows
     return [

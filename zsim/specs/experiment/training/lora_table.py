@@ -84,6 +84,10 @@ class LoraTable(StrictTable):
         default=None,
         description="what adapters are kept in; left out: fp32, under autocast if the strategy has it",
     )
+    kernels: Literal["peft", "unsloth"] = Field(
+        default="peft",
+        description="whose kernels of adapters: PEFT's, or unsloth's, of the activations' type",
+    )
     exclude: _Pattern | tuple[str, ...] = Field(
         default=(), description="modules that get no adapter; a string is a pattern"
     )

@@ -202,7 +202,7 @@ def _adapters(
     has_preparation: bool,
 ) -> Adapters:
     """See [Note: the types of adapters and of frozen weights]."""
-    is_plain = lora.quantized is None or has_preparation
+    is_plain = lora.kernels == "peft" and (lora.quantized is None or has_preparation)
     stored_dtype = "" if framework.casts_weights else lora.dtype or "fp32"
     is_low = table.stored_dtype != "fp32"
     targets, is_pattern = _targets(lora, model)
@@ -217,8 +217,9 @@ def _adapters(
         isinstance(lora.exclude, str),
         lora.modules_to_save,
         stored_dtype=stored_dtype,
+        adds_in_product=lora.kernels == "unsloth",
         products_keep_input=lora.quantized == "int8",
-        compute_dtype="fp32" if stored_dtype == "fp32" and is_low else "",
+        compute_dtype="fp32" if stored_dtype == "fp32" and is_low and lora.kernels == "peft" else "",
         routers_are_linear=has_linear_routers(model),
         recasts=stored_dtype == "fp32"
         and framework.is_under_autocast
