@@ -460,6 +460,12 @@ def test_a_file_of_trl_names_accelerates_too(folder: Path) -> None:
         read("trl.yaml")
 
 
+def test_an_evaluation_in_a_folder_called_torchtitan_trains_nothing(folder: Path) -> None:
+    (folder / "e.sh").write_text("C=/x/torchtitan/evals\nsrun tune run eleuther_eval --config $C/a.yaml\n")
+    with pytest.raises(InputError, match="tune eleuther_eval trains nothing"):
+        read("e.sh")
+
+
 @pytest.mark.parametrize("target", ["-m lm_eval --tasks arc", "examples/chatbot.py --deepspeed zero3.json"])
 def test_evaluations_and_chats_train_nothing(folder: Path, target: str) -> None:
     with pytest.raises(InputError, match="trains nothing"):
@@ -496,6 +502,8 @@ def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
         ("--use_my_lora True", "use_my_lora True: is a script's own"),
         ("--use_lora False --freeze_layers 4", "freeze_layers 4: is a script's own"),
         ("--vision_tower clip", "vision_tower clip: is a script's own"),
+        ("--training_method REFUEL", "training_method REFUEL: is a script's own"),
+        ("--optimizer adamw", "optimizer adamw: is a script's own"),
     ],
 )
 def test_keys_of_a_script_tell_another_job_unless_they_are_off(
@@ -722,6 +730,8 @@ def test_any_script_that_names_a_job_config_file_is_torchtitans(folder: Path) ->
         ("play.py --solver_deepspeed_path zero3.json", "--solver_deepspeed_path: is a script's own"),
         ("play.py --num_generations 4", "--num_generations: is a script's own"),
         ("src/train_grpo.py", "whose name says another job"),
+        ("main.py --config-name=x mode=train peft_config.r=8", r"peft_config\.r: is a script's own"),
+        ("main.py --config-name x +max_length=2048", "max_length: is a script's own"),
     ],
 )
 def test_accelerates_scripts_of_another_job_are_refused(folder: Path, script: str, words: str) -> None:

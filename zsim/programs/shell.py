@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -490,20 +490,23 @@ class _Runner:
         outer_source = variables.values.get("BASH_SOURCE", [])
         outer_parameters = variables.set_parameters(fields[1:]) if fields[1:] else None
         variables.values["BASH_SOURCE"] = [str(path)]
-        self._follow(path, self.script)
+        self._follow(path, self.script, read_text(path))
         variables.values["BASH_SOURCE"] = outer_source
         if outer_parameters is not None:
             variables.restore_parameters(outer_parameters)
 
     def _start_script(self, fields: list[str]) -> bool:
         """Run a script that this one starts, which sees its variables. False if the words start none."""
-        index = _script_index(fields)
+        index = _script_index(fields, self.script.documents)
         if index is None:
             return False
-        path = self._locate(fields[index])
-        if path is None:
+        path, text = self._locate(fields[index]), self.script.documents.get(os.path.normpath(fields[index]))
+        if text is not None:
+            path = (self.script.path or Path()).parent / fields[index]
+        elif path is not None:
+            text = read_text(path)
+        if path is None or text is None:
             return False
-        text = read_text(path)
         variables = _job_variables(f"{_sbatch_options(text)} {' '.join(fields[1:index])}")
         values = {name: [value] for name, value in variables.items()}
         values |= {**self.script.variables.values, "0": [str(path)], "BASH_SOURCE": [str(path)]}
@@ -513,11 +516,11 @@ class _Runner:
             outer.running, outer.documents,
         )  # fmt: skip
         started.variables.set_parameters(fields[index + 1 :])
-        self._follow(path, started)
+        self._follow(path, started, text)
         return True
 
-    def _follow(self, path: Path, script: Script) -> None:
-        """Run a file within `script`. One that is running already, as a job that submits itself again, one
+    def _follow(self, path: Path, script: Script, text: str) -> None:
+        """Run a file's text within `script`. One that is running already, as a job that submits itself again, one
         too deep and one that is no script are left, with a note.
         """
         file = path.resolve()
@@ -527,7 +530,7 @@ class _Runner:
             return
         script.running.add(file)
         try:
-            _Runner(script, self.depth + 1).run(tokenize(read_text(path)))
+            _Runner(script, self.depth + 1).run(tokenize(text))
         except InputError as error:
             script.notes.append(f"not read: {path.name}: {error}")
         script.running.remove(file)
@@ -565,17 +568,20 @@ class _Runner:
         return True
 
 
-def _script_index(words: Sequence[str]) -> int | None:
+def _script_index(words: Sequence[str], written: Container[str] = ()) -> int | None:
     """The index of the script that the words start: the first, the one behind a starter's options, or the
-    one behind `bash`. Others are arguments of a program.
+    one behind `bash`. Others are arguments of a program. A file that was `written` needs no ending.
     """
     names = [os.path.basename(word) for word in words]
     indices = [0]
     if names[0] in _STARTERS:
         shell = next((n for n, name in enumerate(names) if name in ("bash", "sh")), 0)
         indices = [_skip_options(words, start + 1) for start in dict.fromkeys((0, shell))]
-    is_script = (n for n in indices if n < len(words) and Path(words[n]).suffix in SCRIPT_SUFFIXES)
-    return next(is_script, None)
+    named = ((n, words[n]) for n in indices if n < len(words))
+    return next(
+        (n for n, word in named if Path(word).suffix in SCRIPT_SUFFIXES or os.path.normpath(word) in written),
+        None,
+    )
 
 
 def _skip_options(words: Sequence[str], position: int) -> int:

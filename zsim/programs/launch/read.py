@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -79,6 +79,7 @@ _WEIGHTY_FLAG = re.compile(
     r"batch|seq_?len|max_len|max_length|block_size|lora|peft|adapter|accum|checkpointing|precision|bits?$|quant"
     r"|(^|_)(bs|bf16|fp16|dtype|optim|optimizer|stage)$|deepspeed|fsdp|vllm|num_generations|completion_len"
 )
+_DEEPSPEEDS = ("--deepspeed", "--deepspeed_config", "--local_rank")  # flags of scripts that take a JSON
 _VERL_FLAGS = ("config_path", "config_dir", "config_name")
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
@@ -157,25 +158,28 @@ def _started(launch: Launch) -> TrainingFile:
         return read_script(script, launch.settings, values, launch.variables)
     script = script_path(launch.target, launch.where, parses_arguments)
     if program is not None or script is None or _EXAMPLES.fullmatch(script.name):
-        return _read_flags(launch, values, program)
+        return _read_flags(launch, values, program, loose)
     try:
         return read_script(script, launch.settings, values, launch.variables)
     except (InputError, NotSimulatedError) as error:
         with suppress(InputError, NotSimulatedError):
-            file = _read_flags(launch, values, program)
+            file = _read_flags(launch, values, program, loose)
             file.note(f"taken by its flags alone, for its code was not read: {error}", is_first=True)
             return file
         raise
 
 
-def _read_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram | None) -> TrainingFile:
+def _read_flags(
+    launch: Launch, values: dict[str, Any], program: TrainingProgram | None, loose: list[str]
+) -> TrainingFile:
     """The experiment that the flags say, of a program's where it is known, or of a script of one's own."""
     if program is None:
         is_example = _EXAMPLES.fullmatch(Path(launch.target).name) is not None
         is_plain = is_example or script_path(launch.target, launch.where, parses_plain_arguments) is not None
         program = readable_programs()[_TRAINER] if is_plain else _owner(values)
     if program is None:
-        return _own_script(launch, values)
+        behind = (str(word) for value in values.values() if isinstance(value, list) for word in value)
+        return _own_script(launch, values, _assignments((*loose, *behind)))
     if program.name == _TRAINER:
         _check_name(launch)
         if "deepspeed_config" in values:  # a name that scripts of one's own have for it
@@ -385,14 +389,17 @@ def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, 
     return {"ray_num_workers": None} if program.name == _LLAMA_FACTORY and not is_on else {}
 
 
-def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
-    """A script with flags of its own, of which only DeepSpeed's JSON is known."""
+def _own_script(launch: Launch, values: Mapping[str, Any], overrides: Iterable[str]) -> TrainingFile:
+    """A script with flags of its own, or overrides as Hydra takes them, of which only DeepSpeed's JSON is
+    known.
+    """
+    names = [*(f"--{name}" for name in values), *overrides]
     json = values.get("deepspeed_config", values.get("deepspeed"))
     if launch.launcher == "accelerate":
         _check_name(launch)
         file = TrainingFile(launch.where, program="accelerate")
         file.note(f"{launch.target}: batch, length and what is trained stand in its code: --set says them")
-        _note_flags(file, launch, values)
+        _note_flags(file, launch, names)
         return file
     if isinstance(recipe := values.get("recipe"), str) and launch.target.endswith("run_recipe.py"):
         raise NotSimulatedError(
@@ -409,9 +416,7 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
     file.settings["strategy.config"] = str(
         locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON")
     )
-    _note_flags(
-        file, launch, [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")]
-    )
+    _note_flags(file, launch, [name for name in names if name not in _DEEPSPEEDS])
     return file
 
 
@@ -424,19 +429,19 @@ def _check_name(launch: Launch) -> None:
         )
 
 
-def _note_flags(file: TrainingFile, launch: Launch, names: Iterable[str]) -> None:
+def _note_flags(file: TrainingFile, launch: Launch, names: Sequence[str]) -> None:
     """Name the flags of a script of one's own.
 
     Raises NotSimulatedError for one that by its name says the batch, the length, or what is trained.
     """
-    if name := next((name for name in names if _WEIGHTY_FLAG.search(name)), None):
+    if name := next((name for name in names if _WEIGHTY_FLAG.search(name.lstrip("-"))), None):
         raise NotSimulatedError(
-            f"{launch.where}: {launch.target}: --{name}: is a script's own, and a step may depend on "
+            f"{launch.where}: {launch.target}: {name}: is a script's own, and a step may depend on "
             "it; zsim knows flags of TrainingArguments and programs on top of them: write an experiment "
             "file, or give the launcher's file alone"
         )
-    if flags := [f"--{name}" for name in names]:
-        file.note(f"{launch.target}: its own flags are not read: {', '.join(flags)}")
+    if names:
+        file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
 
 
 def _add_machines(file: TrainingFile, launch: Launch) -> None:
