@@ -10,6 +10,7 @@ import pytest
 
 from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.frameworks.megatron.settings.table import MegatronTable
@@ -772,3 +773,32 @@ def test_a_scripts_own_names_of_batch_and_json(folder: Path) -> None:
     assert (found.strategy.kind, resolve(found).training.micro_batch_size) == ("deepspeed", 2)
     with pytest.raises(NotSimulatedError, match="batch_size 2: is a script's own"):
         read(f"torchrun --nproc_per_node 8 tune.py {MODEL} --batch_size 2 --gradient_checkpointing --bf16")
+
+
+def test_files_that_a_script_writes_are_read(folder: Path) -> None:
+    """By their variables' values, and in place of files of these names."""
+    (folder / "ds.sh").write_text(
+        'STAGE=2\nDS="run_$(date +%s)/ds.json"\ncat > "$DS" <<EOF\n{"zero_optimization": {"stage": $STAGE}, '
+        '"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}\nEOF\n'
+        f'deepspeed --num_gpus 4 train.py --deepspeed "$DS" {FLAGS}\n'
+    )
+    found = read("ds.sh")
+    assert (found.gpus, of_kind(resolve(found).strategy, DeepSpeedConfig).stage) == (4, 2)
+    (folder / "lf.sh").write_text(
+        "cat > new.yaml <<'EOF'\nmodel_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\n"
+        "finetuning_type: full\ncutoff_len: 1024\nEOF\n"
+        "llamafactory-cli train new.yaml per_device_train_batch_size=3\n"
+    )
+    found = read("lf.sh", gpus=8)
+    assert (found.program, found.training.sequence_length) == ("llama-factory", 1024)
+    assert found.training.micro_batch_size == 3
+    (folder / "acc.sh").write_text(
+        f"cat <<EOF > a.yaml\n{FSDP}EOF\naccelerate launch --config_file a.yaml train.py {FLAGS}\n"
+    )
+    found = read("acc.sh")
+    assert (found.strategy.kind, found.gpus) == ("fsdp2", 16)
+    (folder / "swift.sh").write_text(
+        'cat > f.json <<EOF\n{"fsdp": "full_shard auto_wrap offload", "fsdp_config": {"fsdp_version": 2}}\nEOF\n'
+        "swift sft --model meta-llama/Llama-3.1-8B --train_type full --fsdp f.json --max_length 512\n"
+    )
+    assert of_kind(read("swift.sh", gpus=8).strategy, Fsdp2Table).cpu_offload

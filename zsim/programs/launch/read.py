@@ -50,6 +50,7 @@ from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesPro
 from zsim.specs.formats.safe_yaml import load_yaml
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
+_CONTENTS = ("deepspeed", "fsdp", "fsdp_config")  # flags of files that may be their keys instead
 _FILES = (".yaml", ".yml", ".json", ".toml")
 _LLAMA_FACTORY, _MS_SWIFT, _TRL, _TRAINER = "llama-factory", "ms-swift", "trl", "transformers"
 # Part of a target's name -> the program whose flags or file it takes.
@@ -118,6 +119,7 @@ def read_launch(launch: Launch) -> TrainingFile:
 def _started(launch: Launch) -> TrainingFile:
     """The experiment that the program's own file or flags say."""
     loose, values = flag_values(launch.words, launch.where)
+    values |= {key: content for key in _CONTENTS if (content := launch.document(values.get(key))) is not None}
     if "openrlhf" in launch.target:
         from zsim.programs.openrlhf.read import read_values as read_openrlhf
 
@@ -308,13 +310,19 @@ def _read_named_file(
     launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
 ) -> TrainingFile:
     """The content of the file that is given to the program, with the flags and `key=value` behind it."""
-    path = _named_file(launch, config)
-    source = ProgramSource(str(path))
+    content = launch.document(config)
+    path = Path(launch.where) if content is not None else _named_file(launch, config)
+    source = ProgramSource(config if content is not None else str(path))
+    if content is not None:
+        source.__dict__["content"] = content
     owner = program or next((entry for entry in programs() if entry.recognises(source)), None)
     if owner is None:
         load_table(path)  # which says what is wrong with a damaged file
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
     changes = {**values, **_assignments(loose), **_drop_ray_workers(launch, owner)}
+    if content is not None:
+        content = {**_defaults(launch), **content}
+        return _reader(owner, launch)(launch.where, change_values(content, changes))
     if isinstance(owner, ValuesProgram):
         content = source.content if isinstance(source.content, Mapping) else {}
         if launch.launcher == "trl":
@@ -484,6 +492,8 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     name = launch.where
     if launch.launcher == "trl" and isinstance(config, str) and config in ACCELERATE_CONFIGS:
         values = dict(ACCELERATE_CONFIGS[config])
+    elif (content := launch.document(config)) is not None:
+        values = dict(content)
     elif isinstance(config, str):
         try:
             name = str(locate_named_file(config, launch.folder, launch.where, "an Accelerate YAML"))

@@ -64,7 +64,11 @@ class TrainingFile:
 
 def load_file(path: Path, notes: list[str] | None = None) -> Any:
     """The content of a YAML, JSON or TOML. Raises InputError for a file that is missing or damaged."""
-    text = read_user_text(path)
+    return load_text(read_user_text(path), path, notes)
+
+
+def load_text(text: str, path: Path, notes: list[str] | None = None) -> Any:
+    """The content of `text` as that of a file at `path`. Raises InputError for damaged text."""
     parse = {".json": parse_json, ".toml": parse_toml}.get(path.suffix.lower())
     if parse is None:
         return load_yaml(text, str(path), notes)
