@@ -108,6 +108,19 @@ def freeze_tower(
         settings["training.lora.exclude"] = "|".join(f"{re.escape(name)}(\\..*)?" for name in names)
 
 
+def present_names(values: FileValues, key: str) -> list[str]:
+    """The beginnings at `key` that names of parameters have, where the file's model is known. Others are
+    named, and freeze nothing (ms-swift's `freeze_parameters` compares by `startswith` alone).
+    """
+    beginnings, name = [*values.words(key)], values.file.defaults.get("model")
+    model = load_model(name) if beginnings and isinstance(name, str) else None
+    names = None if model is None else [name for name, _ in model.named_parameters()]
+    absent = [] if names is None else [one for one in beginnings if not any(n.startswith(one) for n in names)]
+    if absent:
+        values.file.note(f"{key}: no parameter begins with {', '.join(absent)}")
+    return [beginning for beginning in beginnings if beginning not in absent]
+
+
 def _names_of_weights(modules: Iterable[Module]) -> list[str]:
     """The modules that have parameters, or those of their parameters that a module around them registers."""
     paths = [(module.name, module.path_of(weight)) for module in modules for weight in module.parameters]

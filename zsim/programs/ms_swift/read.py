@@ -30,7 +30,7 @@ from zsim.programs.huggingface.job import (
     read_unpaired_preferences,
     write_release,
 )
-from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
+from zsim.programs.huggingface.models import freeze_tower, present_names, read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, MEGATRON_MARKS, RELEASE, SILENT, TUNER_KEYS
@@ -86,7 +86,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     read_synchronisation(values)
     read_attention(values, "attn_impl")
     write_types(values.file, precision, weights, has_adapters=not is_full)
-    if frozen := values.words("freeze_parameters"):
+    if frozen := present_names(values, "freeze_parameters"):
         file.settings["training.frozen"] = [f"{beginning}*" for beginning in frozen]
     if not is_full:
         _read_adapters(values, is_quantised=is_quantised)
