@@ -500,13 +500,12 @@ class _Runner:
         index = _script_index(fields, self.script.documents)
         if index is None:
             return False
-        path, text = self._locate(fields[index]), self.script.documents.get(os.path.normpath(fields[index]))
-        if text is not None:
-            path = (self.script.path or Path()).parent / fields[index]
-        elif path is not None:
-            text = read_text(path)
-        if path is None or text is None:
+        name = fields[index]
+        text = self.script.documents.get(os.path.normpath(name))
+        path = self._locate(name) if text is None else Path(self.script.path or ".").parent / name
+        if path is None:
             return False
+        text = read_text(path) if text is None else text
         variables = _job_variables(f"{_sbatch_options(text)} {' '.join(fields[1:index])}")
         values = {name: [value] for name, value in variables.items()}
         values |= {**self.script.variables.values, "0": [str(path)], "BASH_SOURCE": [str(path)]}
@@ -520,8 +519,8 @@ class _Runner:
         return True
 
     def _follow(self, path: Path, script: Script, text: str) -> None:
-        """Run a file's text within `script`. One that is running already, as a job that submits itself again, one
-        too deep and one that is no script are left, with a note.
+        """Run a file's text within `script`. One that is running already, as a job that submits itself
+        again, one too deep and one that is no script are left, with a note.
         """
         file = path.resolve()
         if file in script.running or self.depth >= _MAX_DEPTH:
@@ -578,10 +577,8 @@ def _script_index(words: Sequence[str], written: Container[str] = ()) -> int | N
         shell = next((n for n, name in enumerate(names) if name in ("bash", "sh")), 0)
         indices = [_skip_options(words, start + 1) for start in dict.fromkeys((0, shell))]
     named = ((n, words[n]) for n in indices if n < len(words))
-    return next(
-        (n for n, word in named if Path(word).suffix in SCRIPT_SUFFIXES or os.path.normpath(word) in written),
-        None,
-    )
+    is_script = (n for n, word in named if word in written or Path(word).suffix in SCRIPT_SUFFIXES)
+    return next(is_script, None)
 
 
 def _skip_options(words: Sequence[str], position: int) -> int:

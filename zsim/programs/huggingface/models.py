@@ -109,16 +109,14 @@ def freeze_tower(
 
 
 def present_names(values: FileValues, key: str) -> list[str]:
-    """The beginnings at `key` that names of parameters have, where the file's model is known. Others are
-    named, and freeze nothing (ms-swift's `freeze_parameters` compares by `startswith` alone).
-    """
-    beginnings, name = [*values.words(key)], values.file.defaults.get("model")
-    model = load_model(name) if beginnings and isinstance(name, str) else None
-    names = None if model is None else [name for name, _ in model.named_parameters()]
-    absent = [] if names is None else [one for one in beginnings if not any(n.startswith(one) for n in names)]
+    """The beginnings at `key` that names of parameters have. ms-swift compares by `startswith` alone."""
+    model_name = values.file.defaults.get("model")
+    model = load_model(model_name) if isinstance(model_name, str) else None
+    names = [] if model is None else [name for name, _ in model.named_parameters()]
+    absent = [text for text in values.words(key) if names and not any(n.startswith(text) for n in names)]
     if absent:
         values.file.note(f"{key}: no parameter begins with {', '.join(absent)}")
-    return [beginning for beginning in beginnings if beginning not in absent]
+    return [text for text in values.words(key) if text not in absent]
 
 
 def _names_of_weights(modules: Iterable[Module]) -> list[str]:

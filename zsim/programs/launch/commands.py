@@ -152,6 +152,8 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
 
     Words before the launcher are variables, or programs that start it (`srun`, `nohup`).
     """
+    if "--" in words and any(Path(word).name == "mason.py" for word in words[: words.index("--")]):
+        words = words[words.index("--") + 1 :]  # Open Instruct's starts what stands behind
     begin = _after_uv(words)
     started = list(words[begin : begin + 1]) if begin else []
     if started and (started[0].endswith(".py") or (started[0] in _PRIME_RL and "@" in words)):
@@ -279,8 +281,8 @@ def flag_values(words: Sequence[str], where: str) -> tuple[list[str], dict[str, 
             key = name.replace("-", "_")
             values[key] = _value(value) if equals else True
             key = None if equals else key
-        elif key is None:
-            loose.append(word)
+        elif key is None or (values[key] is not True and re.match(r"\+*[A-Za-z_][\w.@]*=", word)):
+            loose.append(word)  # also an override behind a flag's value
         elif values[key] is True:
             values[key] = _value(word)
         else:

@@ -44,7 +44,6 @@ from zsim.specs.formats.config_file import (
     flatten,
     load_table,
     locate_named_file,
-    read_file,
 )
 from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
 from zsim.specs.formats.safe_yaml import load_yaml
@@ -56,6 +55,7 @@ _LLAMA_FACTORY, _MS_SWIFT, _TRL, _TRAINER = "llama-factory", "ms-swift", "trl", 
 # Part of a target's name -> the program whose flags or file it takes.
 _TARGETS = {
     "axolotl": "axolotl", "llamafactory": _LLAMA_FACTORY, "llama_factory": _LLAMA_FACTORY, "swift": _MS_SWIFT,
+    "open_instruct": "open-instruct",
 }  # fmt: skip
 # Launchers of one program.
 _TRAINERS = {"trl": _TRL, "swift": _MS_SWIFT, "megatron": _MS_SWIFT, "litgpt": "litgpt"}
@@ -66,7 +66,7 @@ _VERL_ENGINE_SFT = (".sft_trainer", ".sft_trainer_ray")
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
 # A name in what a command starts -> the program of that name, whose trainers have arguments of their own.
 _UNREAD = {
-    re.compile(r"(^|/)open_instruct[/.]"): "Open Instruct",
+    re.compile(r"(^|/)open_instruct[/.](?!(finetune|dpo_tune_cache)(\.py)?$)"): "Open Instruct",
     re.compile(r"(^|/)align_anything[/.]"): "Align-Anything",
     re.compile(r"(^|/)flame[/.]train(\.py)?$"): "flame",  # which starts torchtitan with models of fla's
 }
@@ -81,7 +81,6 @@ _WEIGHTY_FLAG = re.compile(
     r"|(^|_)(bs|bf16|fp16|dtype|optim|optimizer|stage)$|deepspeed|fsdp|vllm|num_generations|completion_len"
 )
 _DEEPSPEEDS = ("--deepspeed", "--deepspeed_config", "--local_rank")  # flags of scripts that take a JSON
-_VERL_FLAGS = ("config_path", "config_dir", "config_name")
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -146,8 +145,6 @@ def _started(launch: Launch) -> TrainingFile:
         return read_torchtitan(shlex.join((path, *words)))
     config = next((word for word in loose if word.endswith(_FILES) and "=" not in word), None)
     config = config or values.pop("config", None) or values.pop("config_file", None)
-    if isinstance(config, list):  # assignments stand behind it
-        config, loose = config[0], [*loose, *map(str, config[1:])]
     if launch.launcher == "litgpt" and (
         names := [word for word in loose if word != config and "=" not in word]
     ):
@@ -180,8 +177,7 @@ def _read_flags(
         is_plain = is_example or script_path(launch.target, launch.where, parses_plain_arguments) is not None
         program = readable_programs()[_TRAINER] if is_plain else _owner(values)
     if program is None:
-        behind = (str(word) for value in values.values() if isinstance(value, list) for word in value)
-        return _own_script(launch, values, _assignments((*loose, *behind)))
+        return _own_script(launch, values, _assignments(loose))
     if program.name == _TRAINER:
         _check_name(launch)
         if "deepspeed_config" in values:  # a name that scripts of one's own have for it
@@ -209,9 +205,6 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
             f"verl.trainer.main_ppo, one that updates its actor alike ({', '.join(_VERL_TRAINERS[1:])}), or "
             "verl.trainer.fsdp_sft_trainer or sft_trainer"
         )
-    for key in _VERL_FLAGS:
-        if isinstance(words := values.get(key), list):  # overrides stand behind it
-            values, loose = {**values, key: words[0]}, [*loose, *map(str, words[1:])]
     changes = _assignments(loose)
     for key in _VERL_MACHINES:
         if "$" in str(changes.get(key, "")):
@@ -284,13 +277,13 @@ def _composed(launch: Launch, folder: str, name: str, said_by: str, depth: int) 
 
 
 def _reader(program: TrainingProgram, launch: Launch) -> Reader:
-    """The function that reads values by key of a program. TRL's takes the trainer that the name of the script
+    """The function that reads values by key of a program. Some take the trainer that the name of the script
     says (trl/scripts/dpo.py, run_orpo.py).
     """
     module = program.reading_module()
     reader: Reader = module.read_values
-    if program.name == _TRL:
-        script = Path(launch.target.replace(".scripts.", "/"))
+    if hasattr(module, "trainer_in_name"):
+        script = Path(launch.target.replace(".scripts.", "/").replace("open_instruct.", ""))
         reader = partial(module.read_values, trainer=module.trainer_in_name(script))
     return reader
 
@@ -310,30 +303,22 @@ def _read_named_file(
     launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
 ) -> TrainingFile:
     """The content of the file that is given to the program, with the flags and `key=value` behind it."""
-    content = launch.document(config)
-    path = Path(launch.where) if content is not None else _named_file(launch, config)
-    source = ProgramSource(config if content is not None else str(path))
-    if content is not None:
-        source.__dict__["content"] = content
+    document, repeats = launch.document(config), list[str]()
+    path = _named_file(launch, config) if document is None else Path(launch.where)
+    table = load_table(path, repeats) if document is None else document
+    source = ProgramSource(config if document is not None else str(path))
+    source.__dict__["content"] = table
     owner = program or next((entry for entry in programs() if entry.recognises(source)), None)
     if owner is None:
-        load_table(path)  # which says what is wrong with a damaged file
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
-    changes = {**values, **_assignments(loose), **_drop_ray_workers(launch, owner)}
-    if content is not None:
-        content = {**_defaults(launch), **content}
-        return _reader(owner, launch)(launch.where, change_values(content, changes))
-    if isinstance(owner, ValuesProgram):
-        content = source.content if isinstance(source.content, Mapping) else {}
-        if launch.launcher == "trl":
-            changes |= dict.fromkeys(_pass_on(launch, str(path), content))
-        defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
-        return read_file(source.text, _reader(owner, launch), {**defaults, **changes})
-    if not owner.file_nouns or owner.is_script:
+    if owner.is_script or not owner.is_read or not (owner.file_nouns or isinstance(owner, ValuesProgram)):
         return owner.read(source)
-    return _reader(owner, launch)(
-        str(path), change_values({**_defaults(launch), **load_table(path)}, changes)
-    )
+    changes = {**values, **_assignments(loose), **_drop_ray_workers(launch, owner)}
+    if launch.launcher == "trl":
+        changes |= dict.fromkeys(_pass_on(launch, str(path), table))
+    file = _reader(owner, launch)(str(path), change_values({**_defaults(launch), **table}, changes))
+    file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
+    return file
 
 
 def _pass_on(launch: Launch, path: str, content: Mapping[str, Any]) -> list[str]:
@@ -398,9 +383,7 @@ def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, 
 
 
 def _own_script(launch: Launch, values: Mapping[str, Any], overrides: Iterable[str]) -> TrainingFile:
-    """A script with flags of its own, or overrides as Hydra takes them, of which only DeepSpeed's JSON is
-    known.
-    """
+    """A script with flags or overrides of its own, of which only DeepSpeed's JSON is known."""
     names = [*(f"--{name}" for name in values), *overrides]
     json = values.get("deepspeed_config", values.get("deepspeed"))
     if launch.launcher == "accelerate":
@@ -519,8 +502,9 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     if precision != "fp32":  # TrainingArguments write theirs over the launcher's, where they have one
         values["mixed_precision"] = precision
     accelerate = read_accelerate_values(name, values)
-    if "training.precision" in accelerate.settings:
-        file.settings["training.precision"] = accelerate.settings["training.precision"]
+    launched = accelerate.settings.get("training.precision", "")
+    if launched and not (launched == "fp32" and types and types[1]):  # without autocast, as weights are
+        file.settings["training.precision"] = launched
     own_kind = file.settings.get("strategy.kind")
     stays = own_kind not in (None, "ddp") or accelerate.settings.get("strategy.kind") == "ddp"
     for table, added in ((file.settings, accelerate.settings), (file.defaults, accelerate.defaults)):

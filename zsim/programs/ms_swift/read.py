@@ -30,7 +30,13 @@ from zsim.programs.huggingface.job import (
     read_unpaired_preferences,
     write_release,
 )
-from zsim.programs.huggingface.models import freeze_tower, present_names, read_model, weights_type, write_types
+from zsim.programs.huggingface.models import (
+    freeze_tower,
+    present_names,
+    read_model,
+    weights_type,
+    write_types,
+)
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, MEGATRON_MARKS, RELEASE, SILENT, TUNER_KEYS

@@ -1,0 +1,1 @@
+"""Reader of Open Instruct's files and flags."""
