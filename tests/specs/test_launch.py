@@ -802,3 +802,28 @@ def test_files_that_a_script_writes_are_read(folder: Path) -> None:
         "swift sft --model meta-llama/Llama-3.1-8B --train_type full --fsdp f.json --max_length 512\n"
     )
     assert of_kind(read("swift.sh", gpus=8).strategy, Fsdp2Table).cpu_offload
+
+
+def test_numbers_of_accelerate_that_nothing_sets_are_asked_for(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        f"accelerate launch --config_file fsdp.yaml --num_machines $N --num_processes $1 train.py {FLAGS}\n"
+    )
+    found = read("run.sh")
+    assert (found.strategy.kind, found.nodes, found.gpus) == ("fsdp2", None, None)
+    assert any("--num_processes $1: nothing sets it" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "name", ["~/mine/configs/z.json", "/data/mine/configs/z.json", "$HOME/configs/z.json"]
+)
+def test_a_file_of_another_machine_is_looked_for_by_the_end_of_its_path(folder: Path, name: str) -> None:
+    """With a folder: of one that only has the file's name, another may be meant."""
+    (folder / ".git").mkdir()
+    (folder / "configs").mkdir()
+    (folder / "configs/z.json").write_text(json.dumps(ZERO_3))
+    (folder / "jobs").mkdir()
+    (folder / "jobs/run.sh").write_text(f"deepspeed --num_gpus 2 train.py --deepspeed {name} {FLAGS}\n")
+    assert of_kind(resolve(read("jobs/run.sh")).strategy, DeepSpeedConfig).stage == 3
+    (folder / "configs/z.json").rename(folder / "z.json")
+    with pytest.raises(InputError, match="no such file"):
+        read("jobs/run.sh")

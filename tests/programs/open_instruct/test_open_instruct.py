@@ -52,7 +52,7 @@ def test_adapters_are_of_rank_64_on_every_linear_module_of_a_block(tmp_path: Pat
     assert sorted(lora.targets or ()) == [
         "down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj",
     ]  # fmt: skip
-    assert experiment.training.optimizer == "paged-adamw"
+    assert (lora.preparation, experiment.training.optimizer) == ("peft", "paged-adamw")
 
 
 def test_a_preference_is_two_sequences_whose_reference_ran_before(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,12 @@ from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesPro
 from zsim.specs.formats.safe_yaml import load_yaml
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
-_CONTENTS = ("deepspeed", "fsdp", "fsdp_config")  # flags of files that may be their keys instead
+_CONTENTS = (
+    "deepspeed",
+    "deepspeed_config",
+    "fsdp",
+    "fsdp_config",
+)  # flags of files that may be their keys instead
 _FILES = (".yaml", ".yml", ".json", ".toml")
 _LLAMA_FACTORY, _MS_SWIFT, _TRL, _TRAINER = "llama-factory", "ms-swift", "trl", "transformers"
 # Part of a target's name -> the program whose flags or file it takes.
@@ -134,15 +138,8 @@ def _started(launch: Launch) -> TrainingFile:
         )
     if isinstance(toml := values.get("job.config_file"), str):
         path = str(locate_named_file(toml, launch.folder, launch.where, "a torchtitan TOML"))
-        words = [
-            path
-            if word == toml and before == _TOML
-            else f"{_TOML}={path}"
-            if word == f"{_TOML}={toml}"
-            else word
-            for before, word in pairwise(("", *launch.words))
-        ]
-        return read_torchtitan(shlex.join((path, *words)))
+        found = {toml: path, f"{_TOML}={toml}": f"{_TOML}={path}"}
+        return read_torchtitan(shlex.join((path, *(found.get(word, word) for word in launch.words))))
     config = next((word for word in loose if word.endswith(_FILES) and "=" not in word), None)
     config = config or values.pop("config", None) or values.pop("config_file", None)
     if launch.launcher == "litgpt" and (
@@ -304,9 +301,9 @@ def _read_named_file(
 ) -> TrainingFile:
     """The content of the file that is given to the program, with the flags and `key=value` behind it."""
     document, repeats = launch.document(config), list[str]()
-    path = _named_file(launch, config) if document is None else Path(launch.where)
+    path = _named_file(launch, config) if document is None else launch.folder / config
     table = load_table(path, repeats) if document is None else document
-    source = ProgramSource(config if document is not None else str(path))
+    source = ProgramSource(str(path))
     source.__dict__["content"] = table
     owner = program or next((entry for entry in programs() if entry.recognises(source)), None)
     if owner is None:
@@ -368,12 +365,9 @@ def _defaults(launch: Launch) -> Mapping[str, Any]:
         return {"stage": launch.target}
     if launch.launcher == "litgpt" and launch.target in ("finetune", "finetune_lora"):
         return {"lora_r": 8}  # litgpt 0.5.13, __main__.py and finetune/lora.py
-    loss = (
-        {"rlhf_type": "dpo"}
-        if _TRAINERS.get(launch.launcher) == _MS_SWIFT and launch.target == "rlhf"
-        else {}
-    )
-    return {**loss, "micro_batch_size": 1} if launch.launcher == "megatron" else loss
+    has_loss = _TRAINERS.get(launch.launcher) == _MS_SWIFT and launch.target == "rlhf"
+    batch = {"micro_batch_size": 1} if launch.launcher == "megatron" else {}
+    return batch | ({"rlhf_type": "dpo"} if has_loss else {})
 
 
 def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, Any]:
@@ -397,16 +391,15 @@ def _own_script(launch: Launch, values: Mapping[str, Any], overrides: Iterable[s
             f"{launch.where}: --recipe {recipe}: is a function of Megatron-Bridge, which zsim does not run; "
             "expected the run_config.yaml that Megatron-Bridge saves beside a run's checkpoints"
         )
-    if not isinstance(json, str):
+    if not isinstance(json, str | Mapping):
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim knows flags of TrainingArguments and programs on top of "
             "them, and of a script of one's own only --deepspeed_config FILE.json; give an experiment file"
         )
     file = TrainingFile(launch.where, program="deepspeed")
-    file.settings["strategy.kind"] = "deepspeed"
-    file.settings["strategy.config"] = str(
-        locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON")
-    )
+    if isinstance(json, str):
+        json = str(locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON"))
+    file.settings |= {"strategy.kind": "deepspeed", "strategy.config": json}
     _note_flags(file, launch, [name for name in names if name not in _DEEPSPEEDS])
     return file
 
@@ -489,6 +482,9 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     for flag, value in options.items():
         if section := section_of(flag):
             values[section] = {**(values.get(section) or {}), flag: _typed(value)}
+        elif flag in TOP_FLAGS and "$" in str(value):
+            values.pop(flag, None)
+            file.note(f"--{flag} {value}: nothing sets it: --nodes and --gpus give the machines")
         elif flag in TOP_FLAGS:
             values[flag] = _typed(value)
     for switch, kind in (("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("multi_gpu", "MULTI_GPU")):

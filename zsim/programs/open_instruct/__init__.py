@@ -1,1 +1,0 @@
-"""Reader of Open Instruct's files and flags."""

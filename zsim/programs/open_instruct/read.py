@@ -1,8 +1,7 @@
 """Open Instruct's SFT and DPO -> an experiment, by the arguments of TRL's trainers that say the same.
 
-Read in Open Instruct of August 2026 (e6c3044a): open_instruct/finetune.py (`FlatArguments`, `main`) and
-dpo_tune_cache.py, which computes the reference's log-probabilities before training. Both leave the type of
-products and the engine to Accelerate's launcher.
+Read in Open Instruct of August 2026 (e6c3044a): open_instruct/finetune.py and dpo_tune_cache.py, which has
+the reference's log-probabilities before it trains. The launcher says the type of products and the engine.
 """
 
 from __future__ import annotations
@@ -82,6 +81,6 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     )
     file.program = "open-instruct"
     file.settings.pop("training.lora.dtype", None)  # TRL's cast
-    if is_quantised:
-        file.note("use_qlora: PEFT's preparation, other weights than those in 4 bits in fp32, is left out")
+    if is_quantised:  # prepare_model_for_kbit_training, which a launcher with another engine takes back
+        file.settings["training.lora.preparation"] = "peft"
     return file

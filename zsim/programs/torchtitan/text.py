@@ -22,7 +22,7 @@ from zsim.specs.formats.config_file import flatten, load_table, locate_named_fil
 
 _CONFIG_FILE = "job.config_file"
 # What in a script starts torchtitan: its module, script or options, and no other of its folders.
-_STARTS = re.compile(r"torchtitan[./][\w./]*train|run_train\.sh|--job[._]|--module|CONFIG_FILE=\S*\.toml")
+_STARTS = re.compile(r"torchtitan[./][\w./]*train(?!_configs)|run_train\.sh|--job[._]|--module")
 # Variables that run_train.sh reads -> the options that it makes of them.
 _VARIABLES = {"CONFIG_FILE": _CONFIG_FILE, "MODULE": "module", "CONFIG": "config"}
 _MICRO_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"

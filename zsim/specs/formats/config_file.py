@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -157,10 +158,12 @@ _MAX_FOLDERS = 12
 def locate_named_file(name: str, folder: Path, where: str, expected: str) -> Path:
     """The file that a training file in `folder` names at `where`.
 
-    It is looked for from the folder itself, from those around it up to the root of its repository, and from
-    the working folder, in this order. Raises InputError that names every place that was tried.
+    It is looked for from the folder itself, those around it up to the root of its repository, and the working
+    folder; of another machine's path its longest end with a folder. Raises InputError with every place.
     """
     tried: list[Path] = []
+    parts = Path(name).parts
+    tails = [Path(*parts[n:]) for n in range(1, len(parts) - 1)] if name[:1] in ("/", "~", "$") else []
     for start in _starts(folder):
         candidate = start / os.path.expanduser(name)
         if candidate in tried:
@@ -168,6 +171,9 @@ def locate_named_file(name: str, folder: Path, where: str, expected: str) -> Pat
         if os.path.isfile(candidate):
             return candidate
         tried.append(candidate)
+    for tail, start in itertools.product(tails, _starts(folder)):  # of another machine's folders
+        if os.path.isfile(start / tail):
+            return start / tail
     candidates = ", ".join(str(candidate) for candidate in tried)
     raise InputError(f"{where}: '{name}': no such file; expected {expected}; tried {candidates}")
 
