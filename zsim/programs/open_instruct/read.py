@@ -22,7 +22,7 @@ _ROLLOUTS = ("num_unique_prompts_rollout", "num_samples_per_prompt_rollout", "vl
 _ARGUMENTS: Mapping[str, tuple[str, Any]] = {
     "per_device_train_batch_size": ("per_device_train_batch_size", 8), "max_seq_length": ("max_length", None),
     "gradient_checkpointing": ("gradient_checkpointing", False), "max_train_steps": ("max_steps", -1),
-    "use_liger_kernel": ("use_liger_kernel", False), "use_lora": ("use_peft", False),
+    "use_liger_kernel": ("use_liger_kernel", False), "use_lora": ("use_peft", False), "bf16": ("bf16", False),
     "lora_rank": ("lora_r", 64), "lora_alpha": ("lora_alpha", 16), "lora_dropout": ("lora_dropout", 0.1),
     "packing": ("padding_free", False), "load_balancing_loss": ("router_aux_loss_coef", False),
 }  # fmt: skip
@@ -54,15 +54,13 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
         )
     values = {key: value for key, value in data.items() if value is not None}
     trainer = trainer or ("dpo" if any(key in values for key in _PREFERENCE) else "hf")
-    if "simpo" in [str(values.pop(key, "")) for key in _PREFERENCE[:2]]:
-        trainer = "simpo"
+    trainer = "simpo" if "simpo" in [values.pop(key, "") for key in _PREFERENCE[:2]] else trainer
     arguments = {target: values.pop(key, default) for key, (target, default) in _ARGUMENTS.items()}
     is_quantised = bool(values.pop("use_qlora", False))
     optimizer = "adamw_torch_fused" if values.pop("fused_optimizer", True) else "adamw_torch"
     paged = f"paged_adamw_{8 if values.pop('use_8bit_optimizer', False) else 32}bit"
     synchronisation = {"sync_each_batch": values.pop("sync_each_batch", False)}
     arguments |= {
-        "bf16": False,
         "dtype": "auto" if arguments["use_liger_kernel"] and not is_quantised else "bfloat16",
         "attn_implementation": "flash_attention_2" if values.pop("use_flash_attn", True) else "eager",
         "optim": paged if values.pop("dpo_use_paged_optimizer", False) or is_quantised else optimizer,

@@ -17,7 +17,9 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.programs.python_text import CLASS, Unknown, evaluate, parse_python
 from zsim.programs.torchtitan.keys import IDLE_KEYS
 
-_FOLDERS = "torchtitan/models/{} torchtitan/experiments/{} torchtitan/experiments/*/{} models/{} {}".split()
+_FOLDERS = (
+    "torchtitan/models/{}", "torchtitan/experiments/{}", "torchtitan/experiments/*/{}", "models/{}", "{}",
+)  # fmt: skip
 _FILE = "config_registry.py"
 _MAX_CALLS = 30  # functions that take one another's configuration
 _POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
