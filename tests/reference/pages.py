@@ -46,8 +46,10 @@ shows the experiment that it means, and `zsim explain KEY` says what a key of th
 - Keys that would make it another job are refused by name. Keys that change time or memory and are not
   simulated are named in every report. Others (paths, logs, seeds, the learning rate) are ignored.
 - Files named in a file are searched for in its folder, those above up to the repository's root, and the
-  working folder; models among the presets and in the Hub's local cache. Nothing is downloaded.
-- oumi's YAML is read as the keys of TRL that it makes of its own, and EasyR1's as verl's of other names.
+  working folder, of another machine's path by its end; models among the presets and in the Hub's local cache.
+  Nothing is downloaded. What a script writes by a here document is read as it would be.
+- The YAML of oumi and of Open Instruct is read as the keys of TRL that say the same, and EasyR1's as verl's
+  of other names.
 - A Python script or notebook that makes `TrainingArguments` or a config of TRL's is read as text and never
   run, as the keys of TRL, with its own modules beside it, the YAML or JSON that it loads, and the flags of
   its argparse or HfArgumentParser. What it computes from more, and names of several values, must be given.

@@ -10,6 +10,7 @@ import pytest
 
 from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.frameworks.megatron.settings.table import MegatronTable
@@ -460,6 +461,12 @@ def test_a_file_of_trl_names_accelerates_too(folder: Path) -> None:
         read("trl.yaml")
 
 
+def test_an_evaluation_in_a_folder_called_torchtitan_trains_nothing(folder: Path) -> None:
+    (folder / "e.sh").write_text("C=/x/torchtitan/evals\nsrun tune run eleuther_eval --config $C/a.yaml\n")
+    with pytest.raises(InputError, match="tune eleuther_eval trains nothing"):
+        read("e.sh")
+
+
 @pytest.mark.parametrize("target", ["-m lm_eval --tasks arc", "examples/chatbot.py --deepspeed zero3.json"])
 def test_evaluations_and_chats_train_nothing(folder: Path, target: str) -> None:
     with pytest.raises(InputError, match="trains nothing"):
@@ -473,7 +480,7 @@ def test_a_learning_rate_alone_makes_no_trainer(folder: Path) -> None:
         )
 
 
-def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
+def test_other_trainers_of_open_instruct_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(NotSimulatedError, match="Open Instruct"):
         read(f"python mason.py --gpus 8 -- accelerate launch open_instruct/dpo.py {FLAGS}")
     with pytest.raises(NotSimulatedError, match=r"flame\.train: is of flame"):
@@ -482,7 +489,7 @@ def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(NotSimulatedError, match=r"flame\.train: is of flame"):
         read("flame.sh")
     with pytest.raises(NotSimulatedError, match="Open Instruct"):
-        read(f"python -m open_instruct.finetune {FLAGS}")
+        read(f"python -m open_instruct.grpo_fast {FLAGS}")
     assert read(f"torchrun train.py {FLAGS} --output_dir /data/open_instruct/run").program == "transformers"
 
 
@@ -496,6 +503,8 @@ def test_open_instructs_trainers_are_refused_by_name(folder: Path) -> None:
         ("--use_my_lora True", "use_my_lora True: is a script's own"),
         ("--use_lora False --freeze_layers 4", "freeze_layers 4: is a script's own"),
         ("--vision_tower clip", "vision_tower clip: is a script's own"),
+        ("--training_method REFUEL", "training_method REFUEL: is a script's own"),
+        ("--optimizer adamw", "optimizer adamw: is a script's own"),
     ],
 )
 def test_keys_of_a_script_tell_another_job_unless_they_are_off(
@@ -722,6 +731,8 @@ def test_any_script_that_names_a_job_config_file_is_torchtitans(folder: Path) ->
         ("play.py --solver_deepspeed_path zero3.json", "--solver_deepspeed_path: is a script's own"),
         ("play.py --num_generations 4", "--num_generations: is a script's own"),
         ("src/train_grpo.py", "whose name says another job"),
+        ("main.py --config-name=x mode=train peft_config.r=8", r"peft_config\.r: is a script's own"),
+        ("main.py --config-name x +max_length=2048", "max_length: is a script's own"),
     ],
 )
 def test_accelerates_scripts_of_another_job_are_refused(folder: Path, script: str, words: str) -> None:
@@ -762,3 +773,57 @@ def test_a_scripts_own_names_of_batch_and_json(folder: Path) -> None:
     assert (found.strategy.kind, resolve(found).training.micro_batch_size) == ("deepspeed", 2)
     with pytest.raises(NotSimulatedError, match="batch_size 2: is a script's own"):
         read(f"torchrun --nproc_per_node 8 tune.py {MODEL} --batch_size 2 --gradient_checkpointing --bf16")
+
+
+def test_files_that_a_script_writes_are_read(folder: Path) -> None:
+    """By their variables' values, and in place of files of these names."""
+    (folder / "ds.sh").write_text(
+        'STAGE=2\nDS="run_$(date +%s)/ds.json"\ncat > "$DS" <<EOF\n{"zero_optimization": {"stage": $STAGE}, '
+        '"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}\nEOF\n'
+        f'deepspeed --num_gpus 4 train.py --deepspeed "$DS" {FLAGS}\n'
+    )
+    found = read("ds.sh")
+    assert (found.gpus, of_kind(resolve(found).strategy, DeepSpeedConfig).stage) == (4, 2)
+    (folder / "lf.sh").write_text(
+        "cat > new.yaml <<'EOF'\nmodel_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\n"
+        "finetuning_type: full\ncutoff_len: 1024\nEOF\n"
+        "llamafactory-cli train new.yaml per_device_train_batch_size=3\n"
+    )
+    found = read("lf.sh", gpus=8)
+    assert (found.program, found.training.sequence_length) == ("llama-factory", 1024)
+    assert found.training.micro_batch_size == 3
+    (folder / "acc.sh").write_text(
+        f"cat <<EOF > a.yaml\n{FSDP}EOF\naccelerate launch --config_file a.yaml train.py {FLAGS}\n"
+    )
+    found = read("acc.sh")
+    assert (found.strategy.kind, found.gpus) == ("fsdp2", 16)
+    (folder / "swift.sh").write_text(
+        'cat > f.json <<EOF\n{"fsdp": "full_shard offload", "fsdp_config": {"fsdp_version": 2}}\nEOF\n'
+        "swift sft --model meta-llama/Llama-3.1-8B --train_type full --fsdp f.json --max_length 512\n"
+    )
+    assert of_kind(read("swift.sh", gpus=8).strategy, Fsdp2Table).cpu_offload
+
+
+def test_numbers_of_accelerate_that_nothing_sets_are_asked_for(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        f"accelerate launch --config_file fsdp.yaml --num_machines $N --num_processes $1 train.py {FLAGS}\n"
+    )
+    found = read("run.sh")
+    assert (found.strategy.kind, found.nodes, found.gpus) == ("fsdp2", None, None)
+    assert any("--num_processes $1: nothing sets it" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "name", ["~/mine/configs/z.json", "/data/mine/configs/z.json", "$HOME/configs/z.json"]
+)
+def test_a_file_of_another_machine_is_looked_for_by_the_end_of_its_path(folder: Path, name: str) -> None:
+    """With a folder: of one that only has the file's name, another may be meant."""
+    (folder / ".git").mkdir()
+    (folder / "configs").mkdir()
+    (folder / "configs/z.json").write_text(json.dumps(ZERO_3))
+    (folder / "jobs").mkdir()
+    (folder / "jobs/run.sh").write_text(f"deepspeed --num_gpus 2 train.py --deepspeed {name} {FLAGS}\n")
+    assert of_kind(resolve(read("jobs/run.sh")).strategy, DeepSpeedConfig).stage == 3
+    (folder / "configs/z.json").rename(folder / "z.json")
+    with pytest.raises(InputError, match="no such file"):
+        read("jobs/run.sh")

@@ -18,6 +18,7 @@ FILES = {
     "verl-part": "_target_: verl.workers.config.FSDPEngineConfig\nparam_offload: false\n",
     "nemo-rl": "defaults: base.yaml\npolicy: {model_name: x, precision: bfloat16}\ncluster: {num_nodes: 1}\n",
     "oumi": "model: {model_name: x}\ntraining: {trainer_type: TRL_SFT}\n",
+    "open-instruct": "model_name_or_path: x\ndataset_mixer: {a: 1}\nwith_tracking: true\n",
     "nanotron": "parallelism: {dp: 2, tp: 1, pp: 1}\ntokens: {sequence_length: 8}\n",
     "olmo": "model: {d_model: 8, block_type: sequential}\ndevice_train_microbatch_size: 2\n",
     "llm-foundry": "max_seq_len: 8\nmodel: {name: mpt_causal_lm}\ndevice_train_microbatch_size: 8\n"

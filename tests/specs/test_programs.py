@@ -104,8 +104,8 @@ def test_every_program_is_called_by_a_name_of_its_own() -> None:
     assert [program.name for program in programs() if program.is_default] == ["torch"]
     assert sorted(readable_programs()) == [
         "accelerate", "axolotl", "deepspeed", "lingua", "litgpt", "llama-factory", "llm-foundry", "megatron",
-        "ms-swift", "nanotron", "nemo-rl", "olmo", "openrlhf", "oumi", "prime-rl", "torchtitan",
-        "torchtitan-0.3", "torchtune", "transformers", "trl", "verl",
+        "ms-swift", "nanotron", "nemo-rl", "olmo", "open-instruct", "openrlhf", "oumi", "prime-rl",
+        "torchtitan", "torchtitan-0.3", "torchtune", "transformers", "trl", "verl",
     ]  # fmt: skip
 
 

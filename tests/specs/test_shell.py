@@ -55,6 +55,9 @@ SCRIPTS = {
     "names of files": 'P=/a/b/c.sh\nshow $(dirname $P) `basename $P .sh` "$(dirname "$(dirname "$P")")"\n',
     "echoed": "A=1\nshow $(echo $A b) x$(echo c)\n",
     "another folder": 'show "$(cd -- "$(dirname /usr/bin)" &> /dev/null && pwd)"\n',
+    "another folder, silently": 'show "$(cd -- "$(dirname /usr/bin)" >/dev/null 2>&1 ; pwd -P)"\n',
+    "a script that it writes": "A=1\ncat > job.sh <<EOF\nshow $A \\$1\nEOF\nbash job.sh 2\n",
+    "one of another name": "cat > job <<'EOF'\nshow $1\nEOF\nbash job 2\n",
     "a loop as long as a condition holds": "n=0\nwhile [ $n -lt 3 ]; do\n show $n\n n=$((n+1))\ndone\n",
     "a loop until a condition fails": "set -- a b\nwhile [[ $# -gt 0 ]]; do show $1; shift; done\nshow $#\n",
     "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",
@@ -76,10 +79,11 @@ def words_of(script: str) -> list[list[str]]:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_words_are_those_of_bash(name: str) -> None:
+def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
     """`show` prints every word in brackets; a shell that bash starts knows it too."""
     shows = "show() { printf '<%s>' \"$@\"; echo; }\nexport -f show\n"
-    ran = subprocess.run(["bash", "-c", shows + SCRIPTS[name]], capture_output=True, text=True, check=True)
+    command = ["bash", "-c", shows + SCRIPTS[name]]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     mine = ["".join(f"<{word}>" for word in words) for words in words_of(SCRIPTS[name])]
     assert mine == ran.stdout.splitlines()
 

@@ -59,6 +59,12 @@ def bigger() -> Trainer.Config:
     return config
 
 
+def earlier() -> Trainer.Config:
+    config = big()
+    config.activation_checkpoint = ActivationCheckpointConfig(mode="selective")
+    return config
+
+
 def branching() -> Trainer.Config:
     config = big()
     if os.environ.get("X"):
@@ -169,6 +175,7 @@ def test_a_function_that_changes_another_and_flags_behind(checkout: Path) -> Non
     found = read(f"CONFIG=bigger {checkout}/run_train.sh")
     assert found.training.gradient_accumulation_steps == 8
     assert (found.training.activation_checkpointing, found.training.precision) == ("selective-op", "bf16")
+    assert read(f"CONFIG=earlier {checkout}/run_train.sh").training.activation_checkpointing == "selective-op"
     found = read(f"CONFIG=bigger {checkout}/run_train.sh --training.max_context_length 2048")
     assert (found.training.micro_batch_size, found.training.sequence_length) == (4, 2048)
 

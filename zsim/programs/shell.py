@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -490,20 +490,22 @@ class _Runner:
         outer_source = variables.values.get("BASH_SOURCE", [])
         outer_parameters = variables.set_parameters(fields[1:]) if fields[1:] else None
         variables.values["BASH_SOURCE"] = [str(path)]
-        self._follow(path, self.script)
+        self._follow(path, self.script, read_text(path))
         variables.values["BASH_SOURCE"] = outer_source
         if outer_parameters is not None:
             variables.restore_parameters(outer_parameters)
 
     def _start_script(self, fields: list[str]) -> bool:
         """Run a script that this one starts, which sees its variables. False if the words start none."""
-        index = _script_index(fields)
+        index = _script_index(fields, self.script.documents)
         if index is None:
             return False
-        path = self._locate(fields[index])
+        name = fields[index]
+        text = self.script.documents.get(os.path.normpath(name))
+        path = self._locate(name) if text is None else Path(self.script.path or ".").parent / name
         if path is None:
             return False
-        text = read_text(path)
+        text = read_text(path) if text is None else text
         variables = _job_variables(f"{_sbatch_options(text)} {' '.join(fields[1:index])}")
         values = {name: [value] for name, value in variables.items()}
         values |= {**self.script.variables.values, "0": [str(path)], "BASH_SOURCE": [str(path)]}
@@ -513,12 +515,12 @@ class _Runner:
             outer.running, outer.documents,
         )  # fmt: skip
         started.variables.set_parameters(fields[index + 1 :])
-        self._follow(path, started)
+        self._follow(path, started, text)
         return True
 
-    def _follow(self, path: Path, script: Script) -> None:
-        """Run a file within `script`. One that is running already, as a job that submits itself again, one
-        too deep and one that is no script are left, with a note.
+    def _follow(self, path: Path, script: Script, text: str) -> None:
+        """Run a file's text within `script`. One that is running already, as a job that submits itself
+        again, one too deep and one that is no script are left, with a note.
         """
         file = path.resolve()
         if file in script.running or self.depth >= _MAX_DEPTH:
@@ -527,7 +529,7 @@ class _Runner:
             return
         script.running.add(file)
         try:
-            _Runner(script, self.depth + 1).run(tokenize(read_text(path)))
+            _Runner(script, self.depth + 1).run(tokenize(text))
         except InputError as error:
             script.notes.append(f"not read: {path.name}: {error}")
         script.running.remove(file)
@@ -565,16 +567,17 @@ class _Runner:
         return True
 
 
-def _script_index(words: Sequence[str]) -> int | None:
+def _script_index(words: Sequence[str], written: Container[str] = ()) -> int | None:
     """The index of the script that the words start: the first, the one behind a starter's options, or the
-    one behind `bash`. Others are arguments of a program.
+    one behind `bash`. Others are arguments of a program. A file that was `written` needs no ending.
     """
     names = [os.path.basename(word) for word in words]
     indices = [0]
     if names[0] in _STARTERS:
         shell = next((n for n, name in enumerate(names) if name in ("bash", "sh")), 0)
         indices = [_skip_options(words, start + 1) for start in dict.fromkeys((0, shell))]
-    is_script = (n for n in indices if n < len(words) and Path(words[n]).suffix in SCRIPT_SUFFIXES)
+    named = ((n, words[n]) for n in indices if n < len(words))
+    is_script = (n for n, word in named if word in written or Path(word).suffix in SCRIPT_SUFFIXES)
     return next(is_script, None)
 
 

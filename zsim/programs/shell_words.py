@@ -355,7 +355,7 @@ class Variables:
             return None
         for token in tokens:
             if not token.is_operator:
-                words += self.expand(token.text)
+                words += [] if token.is_target else self.expand(token.text)
                 continue
             if token.text not in ("&&", ";", "\n") or any(re.search(r"[$`]", word) for word in words):
                 return None

@@ -106,6 +106,14 @@ def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) 
         read_text(tmp_path, LORA + lines)
 
 
+def test_a_beginning_that_no_name_has_freezes_nothing(tmp_path: Path) -> None:
+    """ms-swift writes those of a family, of which this size has no audio tower."""
+    text = FULL + "freeze_parameters: [model.embed_tokens, model.audio_tower]\n"
+    found = read_text(tmp_path, text, model=None)
+    assert found.training.frozen == ("model.embed_tokens*",)
+    assert "freeze_parameters: no parameter begins with model.audio_tower" in notes_of(found)
+
+
 def test_a_share_of_the_layers_is_zero_by_default(tmp_path: Path) -> None:
     assert read_text(tmp_path, LORA + "freeze_parameters_ratio: 0.0\n").training.lora is not None
 

@@ -24,6 +24,7 @@ _OTHER_JOB = re.compile(
     r"(?<![a-z])(q|ada|long)?lora|adapter|freeze|frozen|(^|_)tune_|(^|_)vision|tower|teacher|distill|peft|bnb|[48]bit|rollout"
     r"|sequence_parallel|ulysses|ring_att|num_experts|pissa|galore|medusa|mtp|fp8|vllm|passage|negatives"
     r"|contrast|pooling|spectrum|^model_config$|custom(ized)?_optim|(^|_)target_modules$"
+    r"|^optimizer$|^training_method$|^total_length$"
 )
 # Names that scripts of one's own have for the micro-batch.
 _OTHER_BATCH = re.compile(r"((train|micro|mini|per_gpu|per_device)_)?(batch_size|bs)(_per_(gpu|device))?")

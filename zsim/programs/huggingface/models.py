@@ -108,6 +108,17 @@ def freeze_tower(
         settings["training.lora.exclude"] = "|".join(f"{re.escape(name)}(\\..*)?" for name in names)
 
 
+def present_names(values: FileValues, key: str) -> list[str]:
+    """The beginnings at `key` that names of parameters have. ms-swift compares by `startswith` alone."""
+    model_name = values.file.defaults.get("model")
+    model = load_model(model_name) if isinstance(model_name, str) else None
+    names = [] if model is None else [name for name, _ in model.named_parameters()]
+    absent = [text for text in values.words(key) if names and not any(n.startswith(text) for n in names)]
+    if absent:
+        values.file.note(f"{key}: no parameter begins with {', '.join(absent)}")
+    return [text for text in values.words(key) if text not in absent]
+
+
 def _names_of_weights(modules: Iterable[Module]) -> list[str]:
     """The modules that have parameters, or those of their parameters that a module around them registers."""
     paths = [(module.name, module.path_of(weight)) for module in modules for weight in module.parameters]

@@ -17,6 +17,7 @@ from zsim.errors import InputError
 from zsim.programs.megatron_lm.arguments import idle_program, is_command_line, starts_program
 from zsim.programs.shell import script_call
 from zsim.programs.training_script.read import makes_arguments
+from zsim.specs.formats.config_file import load_text
 from zsim.specs.formats.program import ProgramSource
 
 # Programs that are launchers and trainers in one, and the words behind them that train.
@@ -80,6 +81,8 @@ class Launch:
     notes: list[str] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Values of the experiment by dotted key."""
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """{file: text} that the script writes."""
 
     @property
     def trains(self) -> bool:
@@ -105,6 +108,12 @@ class Launch:
             and self.target.endswith(".py")
             and not _TRAINING_NAME.search(Path(self.target).name)
         )
+
+    def document(self, name: Any) -> Mapping[str, Any] | None:
+        """The keys of a YAML or JSON that the script writes, or None for another file."""
+        text = self.documents.get(os.path.normpath(name)) if isinstance(name, str) and name else None
+        content = None if text is None else load_text(text, Path(name))
+        return content if isinstance(content, Mapping) else None
 
     @property
     def folder(self) -> Path:
@@ -132,6 +141,7 @@ def launched(source: ProgramSource) -> Launch | None:
         return None
     launch = launches[-1]
     launch.notes += dict.fromkeys(ran.notes)
+    launch.documents = ran.documents
     if len(launches) > 1:
         launch.notes.append(f"{len(launches)} commands start a training; the last one is simulated")
     return launch
@@ -142,6 +152,8 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
 
     Words before the launcher are variables, or programs that start it (`srun`, `nohup`).
     """
+    if "--" in words and any(Path(word).name == "mason.py" for word in words[: words.index("--")]):
+        words = words[words.index("--") + 1 :]  # Open Instruct's starts what stands behind
     begin = _after_uv(words)
     started = list(words[begin : begin + 1]) if begin else []
     if started and (started[0].endswith(".py") or (started[0] in _PRIME_RL and "@" in words)):
@@ -269,8 +281,8 @@ def flag_values(words: Sequence[str], where: str) -> tuple[list[str], dict[str, 
             key = name.replace("-", "_")
             values[key] = _value(value) if equals else True
             key = None if equals else key
-        elif key is None:
-            loose.append(word)
+        elif key is None or (values[key] is not True and re.match(r"\+*[A-Za-z_][\w.@]*=", word)):
+            loose.append(word)  # also an override behind a flag's value
         elif values[key] is True:
             values[key] = _value(word)
         else:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +43,23 @@ from zsim.specs.formats.config_file import (
     flatten,
     load_table,
     locate_named_file,
-    read_file,
 )
 from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesProgram
 from zsim.specs.formats.safe_yaml import load_yaml
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
+_CONTENTS = (
+    "deepspeed",
+    "deepspeed_config",
+    "fsdp",
+    "fsdp_config",
+)  # flags of files that may be their keys instead
 _FILES = (".yaml", ".yml", ".json", ".toml")
 _LLAMA_FACTORY, _MS_SWIFT, _TRL, _TRAINER = "llama-factory", "ms-swift", "trl", "transformers"
 # Part of a target's name -> the program whose flags or file it takes.
 _TARGETS = {
     "axolotl": "axolotl", "llamafactory": _LLAMA_FACTORY, "llama_factory": _LLAMA_FACTORY, "swift": _MS_SWIFT,
+    "open_instruct": "open-instruct",
 }  # fmt: skip
 # Launchers of one program.
 _TRAINERS = {"trl": _TRL, "swift": _MS_SWIFT, "megatron": _MS_SWIFT, "litgpt": "litgpt"}
@@ -65,7 +70,7 @@ _VERL_ENGINE_SFT = (".sft_trainer", ".sft_trainer_ray")
 _VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
 # A name in what a command starts -> the program of that name, whose trainers have arguments of their own.
 _UNREAD = {
-    re.compile(r"(^|/)open_instruct[/.]"): "Open Instruct",
+    re.compile(r"(^|/)open_instruct[/.](?!(finetune|dpo_tune_cache)(\.py)?$)"): "Open Instruct",
     re.compile(r"(^|/)align_anything[/.]"): "Align-Anything",
     re.compile(r"(^|/)flame[/.]train(\.py)?$"): "flame",  # which starts torchtitan with models of fla's
 }
@@ -79,7 +84,7 @@ _WEIGHTY_FLAG = re.compile(
     r"batch|seq_?len|max_len|max_length|block_size|lora|peft|adapter|accum|checkpointing|precision|bits?$|quant"
     r"|(^|_)(bs|bf16|fp16|dtype|optim|optimizer|stage)$|deepspeed|fsdp|vllm|num_generations|completion_len"
 )
-_VERL_FLAGS = ("config_path", "config_dir", "config_name")
+_DEEPSPEEDS = ("--deepspeed", "--deepspeed_config", "--local_rank")  # flags of scripts that take a JSON
 _ABSENT = "not here"  # of a file that Hydra is told
 _MAX_DEFAULTS = 20  # files that name one another in their `defaults`
 _VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -117,6 +122,7 @@ def read_launch(launch: Launch) -> TrainingFile:
 def _started(launch: Launch) -> TrainingFile:
     """The experiment that the program's own file or flags say."""
     loose, values = flag_values(launch.words, launch.where)
+    values |= {key: content for key in _CONTENTS if (content := launch.document(values.get(key))) is not None}
     if "openrlhf" in launch.target:
         from zsim.programs.openrlhf.read import read_values as read_openrlhf
 
@@ -132,19 +138,10 @@ def _started(launch: Launch) -> TrainingFile:
         )
     if isinstance(toml := values.get("job.config_file"), str):
         path = str(locate_named_file(toml, launch.folder, launch.where, "a torchtitan TOML"))
-        words = [
-            path
-            if word == toml and before == _TOML
-            else f"{_TOML}={path}"
-            if word == f"{_TOML}={toml}"
-            else word
-            for before, word in pairwise(("", *launch.words))
-        ]
-        return read_torchtitan(shlex.join((path, *words)))
+        found = {toml: path, f"{_TOML}={toml}": f"{_TOML}={path}"}
+        return read_torchtitan(shlex.join((path, *(found.get(word, word) for word in launch.words))))
     config = next((word for word in loose if word.endswith(_FILES) and "=" not in word), None)
     config = config or values.pop("config", None) or values.pop("config_file", None)
-    if isinstance(config, list):  # assignments stand behind it
-        config, loose = config[0], [*loose, *map(str, config[1:])]
     if launch.launcher == "litgpt" and (
         names := [word for word in loose if word != config and "=" not in word]
     ):
@@ -157,25 +154,27 @@ def _started(launch: Launch) -> TrainingFile:
         return read_script(script, launch.settings, values, launch.variables)
     script = script_path(launch.target, launch.where, parses_arguments)
     if program is not None or script is None or _EXAMPLES.fullmatch(script.name):
-        return _read_flags(launch, values, program)
+        return _read_flags(launch, values, program, loose)
     try:
         return read_script(script, launch.settings, values, launch.variables)
     except (InputError, NotSimulatedError) as error:
         with suppress(InputError, NotSimulatedError):
-            file = _read_flags(launch, values, program)
+            file = _read_flags(launch, values, program, loose)
             file.note(f"taken by its flags alone, for its code was not read: {error}", is_first=True)
             return file
         raise
 
 
-def _read_flags(launch: Launch, values: dict[str, Any], program: TrainingProgram | None) -> TrainingFile:
+def _read_flags(
+    launch: Launch, values: dict[str, Any], program: TrainingProgram | None, loose: list[str]
+) -> TrainingFile:
     """The experiment that the flags say, of a program's where it is known, or of a script of one's own."""
     if program is None:
         is_example = _EXAMPLES.fullmatch(Path(launch.target).name) is not None
         is_plain = is_example or script_path(launch.target, launch.where, parses_plain_arguments) is not None
         program = readable_programs()[_TRAINER] if is_plain else _owner(values)
     if program is None:
-        return _own_script(launch, values)
+        return _own_script(launch, values, _assignments(loose))
     if program.name == _TRAINER:
         _check_name(launch)
         if "deepspeed_config" in values:  # a name that scripts of one's own have for it
@@ -203,9 +202,6 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
             f"verl.trainer.main_ppo, one that updates its actor alike ({', '.join(_VERL_TRAINERS[1:])}), or "
             "verl.trainer.fsdp_sft_trainer or sft_trainer"
         )
-    for key in _VERL_FLAGS:
-        if isinstance(words := values.get(key), list):  # overrides stand behind it
-            values, loose = {**values, key: words[0]}, [*loose, *map(str, words[1:])]
     changes = _assignments(loose)
     for key in _VERL_MACHINES:
         if "$" in str(changes.get(key, "")):
@@ -278,13 +274,13 @@ def _composed(launch: Launch, folder: str, name: str, said_by: str, depth: int) 
 
 
 def _reader(program: TrainingProgram, launch: Launch) -> Reader:
-    """The function that reads values by key of a program. TRL's takes the trainer that the name of the script
+    """The function that reads values by key of a program. Some take the trainer that the name of the script
     says (trl/scripts/dpo.py, run_orpo.py).
     """
     module = program.reading_module()
     reader: Reader = module.read_values
-    if program.name == _TRL:
-        script = Path(launch.target.replace(".scripts.", "/"))
+    if hasattr(module, "trainer_in_name"):
+        script = Path(launch.target.replace(".scripts.", "/").replace("open_instruct.", ""))
         reader = partial(module.read_values, trainer=module.trainer_in_name(script))
     return reader
 
@@ -304,24 +300,22 @@ def _read_named_file(
     launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
 ) -> TrainingFile:
     """The content of the file that is given to the program, with the flags and `key=value` behind it."""
-    path = _named_file(launch, config)
+    document, repeats = launch.document(config), list[str]()
+    path = _named_file(launch, config) if document is None else launch.folder / config
+    table = load_table(path, repeats) if document is None else document
     source = ProgramSource(str(path))
+    source.__dict__["content"] = table
     owner = program or next((entry for entry in programs() if entry.recognises(source)), None)
     if owner is None:
-        load_table(path)  # which says what is wrong with a damaged file
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
-    changes = {**values, **_assignments(loose), **_drop_ray_workers(launch, owner)}
-    if isinstance(owner, ValuesProgram):
-        content = source.content if isinstance(source.content, Mapping) else {}
-        if launch.launcher == "trl":
-            changes |= dict.fromkeys(_pass_on(launch, str(path), content))
-        defaults = {key: value for key, value in _defaults(launch).items() if key not in content}
-        return read_file(source.text, _reader(owner, launch), {**defaults, **changes})
-    if not owner.file_nouns or owner.is_script:
+    if owner.is_script or not owner.is_read or not (owner.file_nouns or isinstance(owner, ValuesProgram)):
         return owner.read(source)
-    return _reader(owner, launch)(
-        str(path), change_values({**_defaults(launch), **load_table(path)}, changes)
-    )
+    changes = {**values, **_assignments(loose), **_drop_ray_workers(launch, owner)}
+    if launch.launcher == "trl":
+        changes |= dict.fromkeys(_pass_on(launch, str(path), table))
+    file = _reader(owner, launch)(str(path), change_values({**_defaults(launch), **table}, changes))
+    file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
+    return file
 
 
 def _pass_on(launch: Launch, path: str, content: Mapping[str, Any]) -> list[str]:
@@ -382,33 +376,31 @@ def _drop_ray_workers(launch: Launch, program: TrainingProgram) -> Mapping[str, 
     return {"ray_num_workers": None} if program.name == _LLAMA_FACTORY and not is_on else {}
 
 
-def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
-    """A script with flags of its own, of which only DeepSpeed's JSON is known."""
+def _own_script(launch: Launch, values: Mapping[str, Any], overrides: Iterable[str]) -> TrainingFile:
+    """A script with flags or overrides of its own, of which only DeepSpeed's JSON is known."""
+    names = [*(f"--{name}" for name in values), *overrides]
     json = values.get("deepspeed_config", values.get("deepspeed"))
     if launch.launcher == "accelerate":
         _check_name(launch)
         file = TrainingFile(launch.where, program="accelerate")
         file.note(f"{launch.target}: batch, length and what is trained stand in its code: --set says them")
-        _note_flags(file, launch, values)
+        _note_flags(file, launch, names)
         return file
     if isinstance(recipe := values.get("recipe"), str) and launch.target.endswith("run_recipe.py"):
         raise NotSimulatedError(
             f"{launch.where}: --recipe {recipe}: is a function of Megatron-Bridge, which zsim does not run; "
             "expected the run_config.yaml that Megatron-Bridge saves beside a run's checkpoints"
         )
-    if not isinstance(json, str):
+    if not isinstance(json, str | Mapping):
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim knows flags of TrainingArguments and programs on top of "
             "them, and of a script of one's own only --deepspeed_config FILE.json; give an experiment file"
         )
     file = TrainingFile(launch.where, program="deepspeed")
-    file.settings["strategy.kind"] = "deepspeed"
-    file.settings["strategy.config"] = str(
-        locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON")
-    )
-    _note_flags(
-        file, launch, [name for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")]
-    )
+    if isinstance(json, str):
+        json = str(locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON"))
+    file.settings |= {"strategy.kind": "deepspeed", "strategy.config": json}
+    _note_flags(file, launch, [name for name in names if name not in _DEEPSPEEDS])
     return file
 
 
@@ -421,19 +413,19 @@ def _check_name(launch: Launch) -> None:
         )
 
 
-def _note_flags(file: TrainingFile, launch: Launch, names: Iterable[str]) -> None:
+def _note_flags(file: TrainingFile, launch: Launch, names: Sequence[str]) -> None:
     """Name the flags of a script of one's own.
 
     Raises NotSimulatedError for one that by its name says the batch, the length, or what is trained.
     """
-    if name := next((name for name in names if _WEIGHTY_FLAG.search(name)), None):
+    if name := next((name for name in names if _WEIGHTY_FLAG.search(name.lstrip("-"))), None):
         raise NotSimulatedError(
-            f"{launch.where}: {launch.target}: --{name}: is a script's own, and a step may depend on "
+            f"{launch.where}: {launch.target}: {name}: is a script's own, and a step may depend on "
             "it; zsim knows flags of TrainingArguments and programs on top of them: write an experiment "
             "file, or give the launcher's file alone"
         )
-    if flags := [f"--{name}" for name in names]:
-        file.note(f"{launch.target}: its own flags are not read: {', '.join(flags)}")
+    if names:
+        file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
 
 
 def _add_machines(file: TrainingFile, launch: Launch) -> None:
@@ -476,6 +468,8 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     name = launch.where
     if launch.launcher == "trl" and isinstance(config, str) and config in ACCELERATE_CONFIGS:
         values = dict(ACCELERATE_CONFIGS[config])
+    elif (content := launch.document(config)) is not None:
+        values = dict(content)
     elif isinstance(config, str):
         try:
             name = str(locate_named_file(config, launch.folder, launch.where, "an Accelerate YAML"))
@@ -488,6 +482,9 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     for flag, value in options.items():
         if section := section_of(flag):
             values[section] = {**(values.get(section) or {}), flag: _typed(value)}
+        elif flag in TOP_FLAGS and "$" in str(value):
+            values.pop(flag, None)
+            file.note(f"--{flag} {value}: nothing sets it: --nodes and --gpus give the machines")
         elif flag in TOP_FLAGS:
             values[flag] = _typed(value)
     for switch, kind in (("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("multi_gpu", "MULTI_GPU")):
@@ -501,8 +498,9 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     if precision != "fp32":  # TrainingArguments write theirs over the launcher's, where they have one
         values["mixed_precision"] = precision
     accelerate = read_accelerate_values(name, values)
-    if "training.precision" in accelerate.settings:
-        file.settings["training.precision"] = accelerate.settings["training.precision"]
+    launched = accelerate.settings.get("training.precision", "")
+    if launched and not (launched == "fp32" and types and types[1]):  # without autocast, as weights are
+        file.settings["training.precision"] = launched
     own_kind = file.settings.get("strategy.kind")
     stays = own_kind not in (None, "ddp") or accelerate.settings.get("strategy.kind") == "ddp"
     for table, added in ((file.settings, accelerate.settings), (file.defaults, accelerate.defaults)):

@@ -293,7 +293,7 @@ def _reason(script: Script, text: str) -> str:
         name for name in script.functions if not re.search(rf"(?m)^\s*{re.escape(name)}\b(?!\s*\()", text)
     ]
     reasons = [*skipped, *(f"function '{name}' is not called" for name in uncalled)]
-    expected = "expected pretrain_gpt.py with --num-layers and the like"
+    expected = "expected pretrain_gpt.py with --num-layers and the like, or a launcher of another training"
     return f"{expected} ({'; '.join(reasons[:3])})" if reasons else expected
 
 

@@ -30,13 +30,19 @@ from zsim.programs.huggingface.job import (
     read_unpaired_preferences,
     write_release,
 )
-from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
+from zsim.programs.huggingface.models import (
+    freeze_tower,
+    present_names,
+    read_model,
+    weights_type,
+    write_types,
+)
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, MEGATRON_MARKS, RELEASE, SILENT, TUNER_KEYS
 from zsim.programs.ms_swift.megatron import read_megatron
 from zsim.programs.ms_swift.rollout import read_rollout
-from zsim.specs.formats.config_file import TrainingFile, load_file, locate_named_file
+from zsim.specs.formats.config_file import TrainingFile, load_table, locate_named_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Attention
@@ -86,7 +92,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     read_synchronisation(values)
     read_attention(values, "attn_impl")
     write_types(values.file, precision, weights, has_adapters=not is_full)
-    if frozen := values.words("freeze_parameters"):
+    if frozen := present_names(values, "freeze_parameters"):
         file.settings["training.frozen"] = [f"{beginning}*" for beginning in frozen]
     if not is_full:
         _read_adapters(values, is_quantised=is_quantised)
@@ -112,17 +118,12 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
 def _expand_sharding(name: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values with what the file or the name at `fsdp` says of FSDP (sft_args.py `_init_fsdp`)."""
     words = data.get("fsdp")
-    if not isinstance(words, str) or (not words.endswith(".json") and words not in FSDP_FILES):
-        return data
-    content: Any = FSDP_FILES.get(words)
-    if content is None:
-        content = load_file(
-            locate_named_file(
-                words, Path(name).parent, f"{name}: fsdp", f"a JSON, or {', '.join(FSDP_FILES)}"
-            )
-        )
+    content: Any = FSDP_FILES.get(words, words) if isinstance(words, str) else words
+    if isinstance(content, str) and content.endswith(".json"):
+        expected = f"a JSON, or {', '.join(FSDP_FILES)}"
+        content = load_table(locate_named_file(content, Path(name).parent, f"{name}: fsdp", expected))
     if not isinstance(content, Mapping):
-        raise InputError(f"{name}: fsdp: {words}: expected keys and values")
+        return data
     keys = ("fsdp", "fsdp_config")
     return {**data, "fsdp": "full_shard auto_wrap", **{key: content[key] for key in keys if key in content}}
 

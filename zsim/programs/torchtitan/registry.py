@@ -18,12 +18,8 @@ from zsim.programs.python_text import CLASS, Unknown, evaluate, parse_python
 from zsim.programs.torchtitan.keys import IDLE_KEYS
 
 _FOLDERS = (
-    "torchtitan/models/{}",
-    "torchtitan/experiments/{}",
-    "torchtitan/experiments/*/{}",
-    "models/{}",
-    "{}",
-)
+    "torchtitan/models/{}", "torchtitan/experiments/{}", "torchtitan/experiments/*/{}", "models/{}", "{}",
+)  # fmt: skip
 _FILE = "config_registry.py"
 _MAX_CALLS = 30  # functions that take one another's configuration
 _POLICIES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
@@ -156,7 +152,7 @@ def _settings(config: Mapping[str, Any], module: str, where: str) -> Iterator[tu
     policy = config.get("activation_checkpoint", {CLASS: "SelectiveAC.Config"})
     if isinstance(policy, dict):
         name = str(policy.get(CLASS)).partition(".")[0]
-        yield "activation_checkpoint.mode", _POLICIES.get(name, name)
+        yield "activation_checkpoint.mode", _POLICIES.get(name, policy.get("mode", name))
     elif policy is None:
         yield "activation_checkpoint.mode", "none"
     else:

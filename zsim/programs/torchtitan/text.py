@@ -5,6 +5,7 @@ values.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.config_file import flatten, load_table, locate_named_file
 
 _CONFIG_FILE = "job.config_file"
+# What in a script starts torchtitan: its module, script or options, and no other of its folders.
+_STARTS = re.compile(r"torchtitan[./][\w./]*train(?!_configs)|run_train\.sh|--job[._]|--module")
 # Variables that run_train.sh reads -> the options that it makes of them.
 _VARIABLES = {"CONFIG_FILE": _CONFIG_FILE, "MODULE": "module", "CONFIG": "config"}
 _MICRO_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
@@ -32,7 +35,8 @@ def names_launch_script(words: list[str]) -> bool:
     if call is None or not os.path.isfile(call.path):
         return False
     try:
-        return "torchtitan" in read_text(call.path)
+        text = read_text(call.path)
+        return "torchtitan" in text and _STARTS.search(text) is not None
     except (OSError, UnicodeDecodeError, InputError):
         return False
 

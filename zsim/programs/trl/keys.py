@@ -88,7 +88,7 @@ _OWN = (
         "activation_offloading", bool, "whether checkpoints are on the host until backward",
         "training.checkpoint_offload",
     ),
-    ProgramKey("use_unsloth", bool, "unsloth's kernels", treatment="refused"),
+    ProgramKey("use_unsloth", bool, "unsloth's kernels outside SFT", treatment="refused"),
     ProgramKey("router_aux_loss_coef", float, "the loss of balanced experts", treatment="noted",
                neutral=(0.0, 0, 0.001)),
     ProgramKey("padding_free", bool, "batches without padding", treatment="noted"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -64,7 +65,11 @@ class TrainingFile:
 
 def load_file(path: Path, notes: list[str] | None = None) -> Any:
     """The content of a YAML, JSON or TOML. Raises InputError for a file that is missing or damaged."""
-    text = read_user_text(path)
+    return load_text(read_user_text(path), path, notes)
+
+
+def load_text(text: str, path: Path, notes: list[str] | None = None) -> Any:
+    """The content of `text` as that of a file at `path`. Raises InputError for damaged text."""
     parse = {".json": parse_json, ".toml": parse_toml}.get(path.suffix.lower())
     if parse is None:
         return load_yaml(text, str(path), notes)
@@ -153,10 +158,12 @@ _MAX_FOLDERS = 12
 def locate_named_file(name: str, folder: Path, where: str, expected: str) -> Path:
     """The file that a training file in `folder` names at `where`.
 
-    It is looked for from the folder itself, from those around it up to the root of its repository, and from
-    the working folder, in this order. Raises InputError that names every place that was tried.
+    It is looked for from the folder itself, those around it up to the root of its repository, and the working
+    folder; of another machine's path its longest end with a folder. Raises InputError with every place.
     """
     tried: list[Path] = []
+    parts = Path(name).parts
+    tails = [Path(*parts[n:]) for n in range(1, len(parts) - 1)] if name[:1] in ("/", "~", "$") else []
     for start in _starts(folder):
         candidate = start / os.path.expanduser(name)
         if candidate in tried:
@@ -164,6 +171,9 @@ def locate_named_file(name: str, folder: Path, where: str, expected: str) -> Pat
         if os.path.isfile(candidate):
             return candidate
         tried.append(candidate)
+    for tail, start in itertools.product(tails, _starts(folder)):  # of another machine's folders
+        if os.path.isfile(start / tail):
+            return start / tail
     candidates = ", ".join(str(candidate) for candidate in tried)
     raise InputError(f"{where}: '{name}': no such file; expected {expected}; tried {candidates}")
 
