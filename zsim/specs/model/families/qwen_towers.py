@@ -137,9 +137,10 @@ def _qwen_block(
     rows: SampleRows = "patches",
     heads: int = 16,
     biases: tuple[bool, bool] = (True, True),
+    has_norms: bool = False,
 ) -> Block:
     """A block with one product to queries, keys and values. `heads` is the family's default, `biases` those
-    of the products before and after attention.
+    of the products before and after attention. With `has_norms` each head of queries and keys is normed.
     """
     heads = config.integer("num_heads", heads)
     first = rms_norm if norm == "rms" else layer_norm
@@ -152,9 +153,15 @@ def _qwen_block(
             linear(f"attn.{name}", hidden, hidden, bias=biases[0], shares_input=name != "q") for name in "qkv"
         ]
     core = tower_core("attn.core", heads, hidden, groups=groups, splits_fused_qkv=len(products) == 1)
+    norms = [
+        rms_norm(f"attn.{name}_norm", head, rows_per_token=rows)
+        for name, rows in (("q", heads), ("k", groups))
+        if has_norms
+    ]
     modules = [
         first("norm1", hidden),
         *products,
+        *norms,
         core,
         linear("attn.proj", hidden, hidden, bias=biases[1]),
         residual("attn.residual", hidden),
@@ -162,7 +169,8 @@ def _qwen_block(
         *mlp,
         residual("mlp.residual", hidden),
     ]
-    names = (*(module.name for module in products), "attn.proj", *(m.name for m in mlp if m.parameters))
+    attention = (*products, modules[modules.index(core) + 1], *norms)
+    names = (*(module.name for module in attention), *(m.name for m in mlp if m.parameters))
     return set_registration(tower_block(kind, modules, rows), "norm1", "norm2", *names)
 
 
@@ -173,6 +181,23 @@ def _merger(
     first = rms_norm if norm == "rms" else layer_norm
     full = [f"{root}.{name}" for name in names]
     return [first(full[0], normed), *two_products((full[1], full[2], full[3]), merged, merged, width)]
+
+
+def glm_ocr_tower(config: ConfigReader, width: int) -> Tower:
+    """GLM-OCR's: GLM-4.1V's with norms of queries and keys, biases and an MLP of its own width, without a
+    norm behind the patches and a table of positions.
+    """
+    config = config.add_defaults(
+        hidden_size=1024, intermediate_size=4096, out_hidden_size=1536, num_heads=16, attention_bias=True
+    )
+    inner, act = config.integer("intermediate_size"), config.activation("hidden_act", "silu")
+    tower = glm4v_tower(config.override(intermediate_size=3 * config.integer("out_hidden_size")), width)
+    hidden, has_bias = tower.hidden_size, config.boolean("attention_bias", True)
+    block = _qwen_block(
+        config, "GlmOcrVisionBlock", hidden, gated_mlp("mlp", hidden, inner, act, bias=has_bias), norm="rms",
+        biases=(has_bias, has_bias), has_norms=True,
+    )  # fmt: skip
+    return replace(tower, before=tower.before[:1], blocks=(block,) * len(tower.blocks))
 
 
 def glm4v_tower(config: ConfigReader, width: int) -> Tower:

@@ -74,6 +74,27 @@ def paligemma_tower(config: ConfigReader, width: int) -> Tower:
     return _siglip(config, width, [projector], rule)
 
 
+def cohere_tower(config: ConfigReader, width: int) -> Tower:
+    """Aya Vision's and Command A Vision's: SigLIP on tiles, four patches shuffled to a token, and a product
+    of which one half is the other's gate. Aya's tokens are normed before it.
+    """
+    root, is_aya = f"model.{_PROJECTOR}", config.family == "aya_vision"
+    merge = config.integer("downsample_factor", 2)
+    merged = config.integer("hidden_size", 768) * merge**2
+    inner = config.integer("alignment_intermediate_size", width if is_aya else 36_864)
+    projector = [
+        *([layer_norm(f"{root}.layernorm", merged)] if is_aya else []),
+        linear(f"{root}.linear_1", merged, inner, bias=True),
+        activation(f"{root}.act", inner // 2, "silu", gated=True),
+        linear(f"{root}.linear_2", inner // 2, width, bias=True),
+    ]
+    rule = ImageRule(
+        config.side("patch_size", 16), merge, tile=config.side("image_size", 224), max_tiles=12,
+        tiling="nearest aspect" if is_aya else "largest scale",
+    )  # fmt: skip
+    return _siglip(config, width, projector, rule)
+
+
 def lfm2_vl_tower(config: ConfigReader, width: int) -> Tower:
     """LFM2-VL's: SigLIP 2 on tiles and small images, all with the rows of a tile, and four patches a token.
     Scaling its table of positions is priced as reading it.
@@ -369,7 +390,14 @@ def _check_feature_layer(config: ConfigReader) -> None:
         raise config.error(f"'vision_feature_layer' is {layer!r}; expected one layer")
 
 
-def pixtral_tower(config: ConfigReader, width: int) -> Tower:
+def lighton_ocr_tower(config: ConfigReader, width: int) -> Tower:
+    """LightOnOCR's: Mistral's under other names."""
+    return pixtral_tower(config, width, "model.vision_encoder", "model.vision_projection")
+
+
+def pixtral_tower(
+    config: ConfigReader, width: int, vision: str = _VISION, projector: str = f"model.{_PROJECTOR}"
+) -> Tower:
     """Mistral Small 3.1's and later, Ministral 3's, Magistral's and Devstral's: Pixtral, of images of any
     size, and a product that joins four patches. The tokens that end the rows of an image are text.
     """
@@ -397,7 +425,6 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
         "attention_norm", *(f"feed_forward.{name}_proj" for name in ("gate", "up", "down")),
         *(f"{root}.{name}_proj" for name in "kvqo"), "ffn_norm",
     )  # fmt: skip
-    projector = f"model.{_PROJECTOR}"
     projector_act = config.activation("projector_hidden_act", "gelu")
     after = [
         rms_norm(f"{projector}.norm", hidden),
@@ -406,12 +433,12 @@ def pixtral_tower(config: ConfigReader, width: int) -> Tower:
     ]
     return Tower(
         before=(
-            patch_embedding(f"{_VISION}.patch_conv", (patch, patch), hidden, bias=False),
-            on_rows(rms_norm(f"{_VISION}.ln_pre", hidden), "patches"),
+            patch_embedding(f"{vision}.patch_conv", (patch, patch), hidden, bias=False),
+            on_rows(rms_norm(f"{vision}.ln_pre", hidden), "patches"),
         ),
         blocks=(block,) * config.num_blocks("num_hidden_layers", 24),
         after=projector_modules(after, width, [after[0].name]),
-        block_prefix=f"{_VISION}.transformer.layers",
+        block_prefix=f"{vision}.transformer.layers",
         hidden_size=hidden,
         rule=ImageRule(patch, merge, 0, side * side, resizing="never up", max_side=side),
     )
