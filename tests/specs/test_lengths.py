@@ -51,7 +51,7 @@ def test_the_documents_are_those_of_the_rank_that_has_the_most_in_each_micro_bat
     1,000 / 550 in the mean and one more that is cut, but where a document ends with the sequence (100 / 550
     of them): 2.64. Of 64 ranks that wait for one another one has half of its tokens in short documents or
     more, of 64 that do not a step's sum counts."""
-    law = {"documents": (100, 1000), "batching": "packed"}
+    law: dict[str, Any] = {"documents": (100, 1000), "batching": "packed"}
     alone = drawn(1, 64, length=1000, **law).documents
     together = drawn(64, 64, length=1000, **law).documents
     once_a_step = drawn(64, 64, length=1000, often=False, **law).documents

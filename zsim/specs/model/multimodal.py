@@ -105,12 +105,12 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     ),
     "internvl": MultimodalFamily("towers.internvit_tower", "qwen2"),
     "mistral3": MultimodalFamily(
-        "towers.pixtral_tower", "mistral",
+        "qwen_towers.pixtral_tower", "mistral",
         tower_keys=("spatial_merge_size", "vision_feature_layer", *_PROJECTOR),
         tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
     ),
     "lighton_ocr": MultimodalFamily(
-        "towers.lighton_ocr_tower", "qwen3", tower_keys=("spatial_merge_size",),
+        "qwen_towers.lighton_ocr_tower", "qwen3", tower_keys=("spatial_merge_size",),
         tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
         text_defaults={
             "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,

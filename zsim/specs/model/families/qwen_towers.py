@@ -1,8 +1,10 @@
-"""Vision towers without tiles: Qwen2-VL's to Qwen 3.6's, GLM-4.1V's to 4.6V's, and MoonViT (Kimi).
+"""Vision towers without tiles: Qwen2-VL's to Qwen 3.6's, GLM-4.1V's to 4.6V's and GLM-OCR's, MoonViT (Kimi)
+and Pixtral (Mistral).
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_qwen2_vl.py`, `modeling_qwen2_5_vl.py`,
-`modeling_qwen3_vl.py`, `modeling_qwen3_5.py`, `modeling_glm4v.py`, `modeling_kimi_k25.py` and their
-`configuration_*.py`). The bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
+`modeling_qwen3_vl.py`, `modeling_qwen3_5.py`, `modeling_glm4v.py`, `modeling_glm_ocr.py`,
+`modeling_kimi_k25.py`, `modeling_pixtral.py` and their `configuration_*.py`). The bounds of pixels are those
+of the checkpoints' `preprocessor_config.json`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from zsim.specs.model.families.builders import (
     plain_mlp,
     residual,
     rms_norm,
+    separate_qkv,
     set_registration,
 )
 from zsim.specs.model.families.llama import build_unique_blocks, gated_mlp
 from zsim.specs.model.families.tower_parts import (
+    check_feature_layer,
     on_rows,
     patch_embedding,
+    product_names,
     projector_modules,
     tower_block,
     tower_core,
@@ -346,4 +351,61 @@ def _moonvit_tower(
         block_prefix=f"{names.root}.{names.blocks}",
         hidden_size=hidden,
         rule=ImageRule(patch, merge, 0, max_patches * patch**2, resizing="never up", max_side=512 * patch),
+    )
+
+
+def lighton_ocr_tower(config: ConfigReader, width: int) -> Tower:
+    """LightOnOCR's: Mistral's under other names."""
+    return pixtral_tower(config, width, "model.vision_encoder", "model.vision_projection")
+
+
+def pixtral_tower(
+    config: ConfigReader,
+    width: int,
+    vision: str = "model.vision_tower",
+    projector: str = "model.multi_modal_projector",
+) -> Tower:
+    """Mistral Small 3.1's and later, Ministral 3's, Magistral's and Devstral's: Pixtral, of images of any
+    size, and a product that joins four patches. The tokens that end the rows of an image are text.
+    """
+    hidden, heads = config.integer("hidden_size", 1024), config.integer("num_attention_heads", 16)
+    patch, side = config.side("patch_size", 16), config.side("image_size", 1024)
+    merge, has_bias = (
+        config.integer("spatial_merge_size", 2),
+        config.boolean("multimodal_projector_bias", False),
+    )
+    check_feature_layer(config)
+    inner, act = config.integer("intermediate_size", 4096), config.activation("hidden_act", "gelu")
+    root = "attention"
+    modules = [
+        rms_norm("attention_norm", hidden),
+        *separate_qkv(root, hidden),
+        tower_core(f"{root}.core", heads, hidden, head_dim=config.optional_integer("head_dim")),
+        linear(f"{root}.o_proj", hidden, hidden),
+        residual(f"{root}.residual", hidden),
+        rms_norm("ffn_norm", hidden),
+        *gated_mlp("feed_forward", hidden, inner, act),
+        residual("feed_forward.residual", hidden),
+    ]
+    block = set_registration(
+        tower_block("PixtralAttentionLayer", modules, "patches"),
+        "attention_norm", *(f"feed_forward.{name}_proj" for name in ("gate", "up", "down")),
+        *(f"{root}.{name}_proj" for name in "kvqo"), "ffn_norm",
+    )  # fmt: skip
+    projector_act = config.activation("projector_hidden_act", "gelu")
+    after = [
+        rms_norm(f"{projector}.norm", hidden),
+        linear(f"{projector}.patch_merger.merging_layer", merge**2 * hidden, hidden),
+        *two_products(product_names(f"{projector}."), hidden, width, width, act=projector_act, bias=has_bias),
+    ]
+    return Tower(
+        before=(
+            patch_embedding(f"{vision}.patch_conv", (patch, patch), hidden, bias=False),
+            on_rows(rms_norm(f"{vision}.ln_pre", hidden), "patches"),
+        ),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 24),
+        after=projector_modules(after, width, [after[0].name]),
+        block_prefix=f"{vision}.transformer.layers",
+        hidden_size=hidden,
+        rule=ImageRule(patch, merge, 0, side * side, resizing="never up", max_side=side),
     )
