@@ -10,6 +10,7 @@ import pytest
 
 from tests.expect import there
 from zsim.engine.simulate import simulate_job
+from zsim.errors import InputError
 from zsim.explain.report_of import report_of
 from zsim.explain.variants import routing_range, step_variants
 from zsim.specs.experiment.job import Job
@@ -20,6 +21,7 @@ from zsim.specs.strategy.experts import (
     expected_maximum,
     kept_fraction,
     load_expert_spreads,
+    rank_loads,
 )
 
 TINY: dict[str, Any] = {
@@ -105,3 +107,20 @@ def test_the_range_is_wider_by_the_spread_of_routing() -> None:
     assert wide.high == pytest.approx(np.exp(np.hypot(np.log(plain.high), np.log(slow))), rel=1e-9)
     assert wide.low < plain.low
     assert routing_range(simulate_job(job_of(expert_imbalance=1))) is None
+
+
+def test_padding_goes_to_the_same_experts_of_few_ranks() -> None:
+    """Two experts of four, on two ranks: both on one rank with probability 1/3, so that the fullest has 4/3
+    of them in the mean and 4/3 times the mean rows. Of half the tokens that is 1 + 1/3 / 2."""
+    full = rank_loads("padding:1", 2, 4, 2, 64)
+    assert full == pytest.approx((4 / 3, 2 / 3), rel=0.01)
+    assert rank_loads("padding:0.5", 2, 4, 2, 64) == pytest.approx((7 / 6, 5 / 6), rel=0.01)
+    assert rank_loads("padding:0", 2, 4, 2, 64) == (1.0,)
+    assert rank_loads("padding:0.9", 1, 4, 2, 64) == (1.0,)
+
+
+@pytest.mark.parametrize("text", ["padding:", "padding:much", "padding:1.5", "padding:nan"])
+def test_a_fraction_of_padding_that_is_none_is_refused(text: str) -> None:
+    message = there(f"found '{text}', expected a number from 0 to 1 behind 'padding:'")
+    with pytest.raises(InputError, match=message):
+        rank_loads(text, 2, 4, 2, 64)

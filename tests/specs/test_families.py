@@ -87,7 +87,7 @@ def test_every_family_of_the_table_is_counted_somewhere() -> None:
     counted = {entry["config"]["model_type"] for entry in DECODERS}
     presets = {load_model(name).family for name in model_preset_names()}
     with_towers = {name for name in decoders.names() if "_vl_" in name or "_omni_" in name}
-    with_towers |= {"glm4v_text", "glm4v_moe_text", "step3p5"}
+    with_towers |= {"glm4v_text", "glm4v_moe_text", "glm_ocr_text", "step3p5"}
     assert set(decoders.names()) - with_towers <= counted | presets
 
 

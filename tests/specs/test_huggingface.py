@@ -222,8 +222,8 @@ def test_both_spellings_of_rotary_and_type_are_read_past() -> None:
 
 
 def test_the_language_model_of_a_multimodal_file_is_asked_for_by_name() -> None:
-    """Aya Vision keeps it under `text_config`, beside a tower that zsim does not know."""
-    config = {"model_type": "aya_vision", "vision_config": {"hidden_size": 32}, "text_config": LLAMA}
+    """Ovis 2 keeps it under `text_config`, beside a tower that zsim does not know."""
+    config = {"model_type": "ovis2", "vision_config": {"hidden_size": 32}, "text_config": LLAMA}
     with pytest.raises(NotSimulatedError, match=r"vision_config besides text_config.*model\.text_only"):
         build(config)
     model = build({**config, "text_only": True})
@@ -416,15 +416,15 @@ def test_every_family_of_the_table_is_known() -> None:
         "deepseek_v32", "deepseek_v4", "distilbert", "dots1", "electra", "ernie4_5", "ernie4_5_moe", "exaone",
         "exaone4", "exaone_moe", "falcon", "falcon_h1", "flex_olmo", "flint", "gemma", "gemma2",
         "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm", "glm4", "glm4_moe",
-        "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo",
-        "gpt_neox", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
+        "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "glm_moe_dsa", "glm_ocr_text", "gpt2", "gpt_bigcode",
+        "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
         "granitemoehybrid", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3",
         "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba", "kimi_k2", "kimi_linear", "kolibri1",
         "laguna", "lara_mini", "lfm2", "lfm2_moe", "lfm3", "llama", "llama4_text", "longcat_flash", "m2m_100",
         "marian", "mbart", "megatron", "mellum", "mimo", "mimo_v2_flash", "minicpm3", "minimax", "minimax_m2",
         "minimax_m3", "minimax_m3_vl_text", "ministral", "ministral3", "mistral", "mistral4", "mixtral",
-        "mllama_text_model", "modernbert", "mpt", "mt5", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3",
-        "olmo_hybrid", "olmoe", "opt", "pegasus", "phi", "phi3", "phimoe", "qwen", "qwen2",
+        "mllama_text_model", "modernbert", "mpt", "mt5", "nanochat", "nemotron", "nemotron_h", "olmo",
+        "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "pegasus", "phi", "phi3", "phimoe", "qwen", "qwen2",
         "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_5_moe_text",
         "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_moe_text",
         "qwen3_vl_text", "roberta", "rwkv7", "rwkv7_fla", "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3",

@@ -46,6 +46,20 @@ def test_packed_documents_of_one_length_leave_each_token_its_own_document() -> N
     assert (whole.span, whole.masks_by_document) == (4096.0, False)
 
 
+def test_the_documents_are_those_of_the_rank_that_has_the_most_in_each_micro_batch() -> None:
+    """One sequence a rank of 1,000 tokens, of documents of 100 or 1,000 tokens alike in number. One rank has
+    1,000 / 550 in the mean and one more that is cut, but where a document ends with the sequence (100 / 550
+    of them): 2.64. Of 64 ranks that wait for one another one has half of its tokens in short documents or
+    more, of 64 that do not a step's sum counts."""
+    law: dict[str, Any] = {"documents": (100, 1000), "batching": "packed"}
+    alone = drawn(1, 64, length=1000, **law).documents
+    together = drawn(64, 64, length=1000, **law).documents
+    once_a_step = drawn(64, 64, length=1000, often=False, **law).documents
+    assert alone == pytest.approx(2.64, rel=0.05)
+    assert alone < once_a_step < 1.3 * alone
+    assert 2.2 * alone < together < 10.5
+
+
 def test_an_exponential_law_between_bounds_has_the_mean_that_is_left_of_it() -> None:
     """Of mean m = 1,000 from a = 99.5 to b = 2,000.5, which round to the bounds: a + m - (b - a) q / (1 - q)
     with q = e^(-(b - a) / m), 765.5. Without bounds it is the law's."""

@@ -103,6 +103,10 @@ MULTIMODAL = {
     "SmolVLM": CLIP,
     "MiniMaxM3VL": CLIP,
     "Lfm2Vl": {**SIGLIP, "num_patches": 256, "patch_size": 16},
+    "AyaVision": SIGLIP,
+    "Cohere2Vision": SIGLIP,
+    "LightOnOcr": PIXTRAL,
+    "GlmOcr": {**GLM_VISION, "hidden_size": 128},
 }
 MIXERS: dict[str, dict[str, Any]] = {
     "Qwen3NextConfig": {**DELTA, **EXPERTS},
@@ -181,12 +185,15 @@ def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family:
     text |= {"num_local_experts": 4, "head_dim": 128} if family == "MiniMaxM3VL" else {}
     text |= {"layer_types": ["conv", "full_attention"] * 2} if family == "Lfm2Vl" else {}
     text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
+    text |= {"model_type": "cohere2"} if family in ("AyaVision", "Cohere2Vision") else {}
+    text |= {"model_type": "qwen3"} if family == "LightOnOcr" else {}
     text |= (
         {**LATENT, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} if family == "Kimi_K25" else {}
     )
     text |= {"n_routed_experts": 4, "first_k_dense_replace": 1} if family == "Glm4vMoe" else {}
     text |= {"num_hidden_layers": 6, "hidden_size_per_layer_input": 8} if family == "Gemma4" else {}
     projector = {"projection_hidden_size": 128} if family == "Kimi_K25" else {}
+    projector |= {"alignment_intermediate_size": 48} if family == "Cohere2Vision" else {}
     text |= {**DELTA} if family.startswith("Qwen3_5") else {}
     config = config_of(f"{family}Config", text_config=text, vision_config=MULTIMODAL[family], **projector)
     with torch.device("meta"):
@@ -218,6 +225,23 @@ def test_an_image_on_canvases_has_the_tokens_and_tiles_of_transformers(family: s
         assert size.tokens == processor._get_number_of_features(height, width, side, side)
         best = select_best_resolution((height, width), config.image_grid_pinpoints)
         assert size.tiles == 1 + best[0] * best[1] // side**2
+
+
+@pytest.mark.parametrize("family", ["aya_vision", "cohere2_vision"])
+def test_an_image_of_cohere_s_has_the_tiles_of_transformers(family: str) -> None:
+    """Twelve at most, and with several one more of the whole image."""
+    processors = {"aya_vision": "got_ocr2", "cohere2_vision": "cohere2_vision"}
+    name = processors[family]
+    module = pytest.importorskip(f"transformers.models.{name}.image_processing_{name}")
+    model = model_from_config(
+        {"model_type": family, "text_config": {**TEXT, "model_type": "cohere2"}, "vision_config": SIGLIP},
+        "tiny", "tiny.json",
+    )  # fmt: skip
+    assert model.vision_tower is not None
+    for height, width in ((200, 300), (336, 672), (1000, 1500), (3000, 700), (4000, 4000)):
+        columns, rows = module.get_optimal_tiled_canvas((height, width), (448, 448), 1, 12)
+        tiles = columns * rows
+        assert model.vision_tower.image_rule.size_of(width, height).tiles == tiles + (tiles > 1)
 
 
 AUDIO: dict[str, dict[str, Any]] = {

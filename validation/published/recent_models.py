@@ -3,7 +3,7 @@
     python -m validation.published.recent_models RUNS.csv...
 
 predicts the rows of role report, but those of dense decoders, and writes RECENT_MODELS.md: means over models,
-so that one with many rows counts once.
+so that one with many rows counts once, what recent_models_remaining.md says of them, and every row's error.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from zsim.report.views.text.plain import markdown, named_columns
 from zsim.study.measured.prediction import RowResult
 
 PAGE = Path(__file__).parent / "RECENT_MODELS.md"
+_REMAINING = Path(__file__).parent / "recent_models_remaining.md"
 GOALS = {"16 bits": 0.08, "fp8 and 4 bits": 0.12, "peak memory": 0.06}
 _LARGE = 0.25
 
@@ -38,10 +39,13 @@ def is_recent(run: PublishedRun) -> bool:
 def lines_of(results: Sequence[tuple[PublishedRun, RowResult]], tables: str) -> list[str]:
     """The page: by goal, by model, and why rows are left out. `tables`: what was read."""
     errors: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in GOALS}
+    signed = []
     for run, result in results:
         model = run.text("model")
         if result.relative_error is not None:
             errors[kind_of(run)][model].append(result.relative_error)
+            job = run.text("strategy").partition(" distributed")[0]
+            signed.append((run.row_id, model, job, kind_of(run), f"{result.relative_error:+.1%}"))
         if result.memory_relative_error is not None:
             errors["peak memory"][model].append(result.memory_relative_error)
     rows, models = [], []
@@ -73,6 +77,10 @@ def lines_of(results: Sequence[tuple[PublishedRun, RowResult]], tables: str) -> 
         ), rows),
         "",
         *markdown(named_columns("what", "model", "rows", "mean", "bias"), models),
+        "",
+        *_REMAINING.read_text(encoding="utf-8").splitlines(),
+        "",
+        *markdown(named_columns("row", "model", "job", "what", "error"), signed),
         "",
         "Left out:",
         "",

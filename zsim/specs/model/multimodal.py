@@ -96,6 +96,7 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     "glm4v": MultimodalFamily("qwen_towers.glm4v_tower", "glm4v_text"),
     "glm46v": MultimodalFamily("qwen_towers.glm4v_tower", "glm4v_text"),
     "glm4v_moe": MultimodalFamily("qwen_towers.glm4v_tower", "glm4v_moe_text"),
+    "glm_ocr": MultimodalFamily("qwen_towers.glm_ocr_tower", "glm_ocr_text"),
     "kimi_k25": MultimodalFamily(
         "qwen_towers.kimi_k25_tower", "deepseek_v3", tower_keys=("projection_hidden_size",)
     ),
@@ -104,9 +105,29 @@ MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
     ),
     "internvl": MultimodalFamily("towers.internvit_tower", "qwen2"),
     "mistral3": MultimodalFamily(
-        "towers.pixtral_tower", "mistral",
+        "qwen_towers.pixtral_tower", "mistral",
         tower_keys=("spatial_merge_size", "vision_feature_layer", *_PROJECTOR),
         tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
+    ),
+    "lighton_ocr": MultimodalFamily(
+        "qwen_towers.lighton_ocr_tower", "qwen3", tower_keys=("spatial_merge_size",),
+        tower_defaults={"patch_size": 14, "image_size": 1540, "head_dim": 64},
+        text_defaults={
+            "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True,
+        },
+    ),
+    "aya_vision": MultimodalFamily(
+        "towers.cohere_tower", "cohere2", text_defaults={"tie_word_embeddings": True},
+        tower_keys=("downsample_factor", "alignment_intermediate_size", "vision_feature_layer"),
+        tower_defaults={
+            "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384,
+            "num_hidden_layers": 26, "num_attention_heads": 14, "vision_use_head": False,
+        },
+    ),
+    "cohere2_vision": MultimodalFamily(
+        "towers.cohere_tower", "cohere2", text_defaults={"tie_word_embeddings": True},
+        tower_keys=("downsample_factor", "alignment_intermediate_size"),
     ),
     "llava": _LLAVA,
     "llava_next": replace(

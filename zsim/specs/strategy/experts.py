@@ -1,10 +1,11 @@
 """The run of a job's routed experts: on how many ranks, by which library, with which loads.
 
 `parallelism.expert_imbalance` says how uneven the loads of an expert-parallel group's ranks are. It takes
-four forms. A number is the rows of the fullest rank over the mean. A list has one load per rank or one per
-expert. A text is the name of a published spread (`presets/expert_spreads.toml`), or "seed:N" for the loads of
-a router that chooses at random, drawn once. Where it is left out, loads are as measured of routers with so
-many experts, [Note: assumed loads].
+five forms. A number is the rows of the fullest rank over the mean. A list has one load per rank or one per
+expert. A text is the name of a published spread (`presets/expert_spreads.toml`), "seed:N" for the loads of a
+router that chooses at random, drawn once, or "padding:F" where a fraction F of the tokens is padding, [Note:
+padding's experts]. Where it is left out, loads are as measured of routers with so many experts, [Note:
+assumed loads].
 
 # [Note: assumed loads]
 The loads of E experts have a standard deviation s of their mean, interpolated over log E between those that
@@ -18,6 +19,13 @@ s, and f and F the normal density and distribution, E[D] = s (f(z) + z F(z)) and
 
 In every layer a different rank is the fullest, and all wait for it. Every rank is therefore taken to have,
 and to exchange, as many rows as the fullest.
+
+# [Note: padding's experts]
+Routers choose experts for padding as for other tokens (Megatron-Core adfb8ec7 core/transformer/moe/router.py
+`routing`: its mask of padding leaves tokens out of the auxiliary losses and of the experts' bias alone), and
+alike tokens in a row have alike choices. All padding is taken to go to the same `top_k` experts, which are
+drawn from all. With m of them on a rank in the mean over draws of the fullest rank, that rank has F m r /
+top_k + 1 - F times the mean rows, where r ranks share the experts.
 """
 
 from __future__ import annotations
@@ -168,6 +176,7 @@ def partitions_in_turn(num_experts: int, top_k: int, partitions: int) -> float:
 
 _PRESET = PRESETS / "expert_spreads.toml"
 _KEY = "parallelism.expert_imbalance"
+_NUM_DRAWS = 10_000  # of padding's experts
 ExpertImbalance = float | tuple[float, ...] | str
 End = Literal["low", "typical", "high"]
 
@@ -265,12 +274,14 @@ def rank_loads(
     if isinstance(imbalance, str):
         if imbalance.startswith("seed:"):
             return _draw_loads(imbalance, ranks, num_experts, top_k, tokens)
+        if imbalance.startswith("padding:"):
+            return _padding_loads(imbalance, ranks, num_experts, top_k)
         spreads = load_expert_spreads().spread
         if imbalance not in spreads:
             raise InputError(
                 f"{_KEY}: unknown spread '{imbalance}'{did_you_mean(imbalance, spreads)}; expected a "
                 "number, a list "
-                f"of loads, 'seed:N', or one of {', '.join(sorted(spreads))}"
+                f"of loads, 'seed:N', 'padding:F', or one of {', '.join(sorted(spreads))}"
             )
         imbalance = spreads[imbalance].fullest_expert
     if isinstance(imbalance, tuple):
@@ -316,6 +327,23 @@ def _draw_loads(seed: str, ranks: int, num_experts: int, top_k: int, tokens: int
     )
     sums = counts.reshape(ranks, -1).sum(axis=1)
     return _sort_loads(sums / sums.mean())
+
+
+def _padding_loads(padding: str, ranks: int, num_experts: int, top_k: int) -> tuple[float, ...]:
+    """Loads where a fraction of the tokens is padding. See [Note: padding's experts]."""
+    try:
+        fraction = float(padding.removeprefix("padding:"))
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction <= 1:
+        raise InputError(
+            f"{_KEY}: found '{padding}', expected a number from 0 to 1 behind 'padding:', as in 'padding:0.9'"
+        )
+    draws = np.random.default_rng(0).multivariate_hypergeometric(
+        [num_experts // ranks] * ranks, top_k, size=_NUM_DRAWS
+    )
+    sums = np.sort(draws, axis=1)[:, ::-1].mean(axis=0)
+    return _sort_loads(fraction * ranks / top_k * sums + 1 - fraction)
 
 
 def _sort_loads(loads: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, ...]:

@@ -96,7 +96,7 @@ class SampledLengths:
     masks_by_document: bool
     """The mask has a block per document. Otherwise it has one per sequence."""
     documents: float
-    """Documents of a mean micro-batch. One that is cut counts twice."""
+    """Documents of a micro-batch of the rank with the most. One that is cut counts twice."""
 
     @property
     def padding_fraction(self) -> float:

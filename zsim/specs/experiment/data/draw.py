@@ -6,7 +6,8 @@ another there, so a step takes the sum of its micro-batches' slowest ranks. Othe
 step, which takes the largest of the ranks' sums. Ranks that share experts exchange rows in every layer. Each
 such group takes the sum of its own slowest ranks, and a step takes the largest of the groups' sums. All
 values are means over drawn steps. The slowest rank has the most FLOPs, a for each token plus b for each pair
-of a token and a token of its document.
+of a token and a token of its document. Work that is launched by document, whatever its length, is the host's:
+of that the slowest rank has the most documents.
 
 Uniform numbers are those of numpy's PCG64. Lengths are made of them by inverse distributions, and normal
 numbers by Box and Muller's method (1958), so that a seed means the same lengths everywhere. Between bounds,
@@ -65,7 +66,7 @@ def draw_lengths(
         tokens = np.full(shape[:3], float(plan.sequences * plan.length))
     else:
         real_tokens, tokens, pairs = _pad_micro_batches(table, generator, shape, plan.length)
-        documents = float(plan.sequences)
+        documents = np.full(shape[:3], float(plan.sequences))
     if table.batching == "packed" and not table.attention_by_document:
         pairs = tokens * plan.length
     cost = token_flops * tokens + pair_flops * pairs
@@ -81,7 +82,7 @@ def draw_lengths(
         mean_tokens=float(tokens.mean()),
         slowest_over_mean=slowest_rank_mean(cost, cost, plan) / float(cost.mean()),
         masks_by_document=table.batching == "packed" and table.attention_by_document,
-        documents=documents,
+        documents=slowest_rank_mean(documents, documents, plan),
     )
 
 
@@ -177,9 +178,9 @@ def _pad_micro_batches(
 
 def _pack_micro_batches(
     table: LengthsTable, generator: np.random.Generator, shape: tuple[int, ...], length: int
-) -> tuple[Floats, Floats, float]:
-    """Real tokens and pairs of tokens of each micro-batch, whose documents follow one another and are cut at
-    the ends of sequences, and the documents of a mean one.
+) -> tuple[Floats, Floats, Floats]:
+    """Real tokens, pairs of tokens and documents of each micro-batch, whose documents follow one another and
+    are cut at the ends of sequences.
     """
     count = int(np.prod(shape))
     total, ends, packed_tokens = count * length, [np.zeros(1)], 0.0
@@ -192,4 +193,5 @@ def _pack_micro_batches(
     pieces = np.diff(cuts)
     rows = (cuts[:-1] // length).astype(np.int64)
     pairs = np.bincount(rows, pieces * pieces, count).reshape(shape).sum(axis=3)
-    return np.full(shape[:3], float(shape[3] * length)), pairs, len(pieces) / count * shape[3]
+    documents = np.bincount(rows, minlength=count).astype(np.float64).reshape(shape).sum(axis=3)
+    return np.full(shape[:3], float(shape[3] * length)), pairs, documents

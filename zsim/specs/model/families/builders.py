@@ -70,8 +70,11 @@ def layer_norm(
 
 
 def rms_norm(name: str, width: int, *, rows_per_token: int = 1, kind: str = "rms") -> Module:
-    """The families' RMSNorm. With `rows_per_token` > 1 it normalises each head."""
-    return Module(name, Norm(width * rows_per_token, kind), (Parameter("weight", (width,)),))
+    """The families' RMSNorm, without a weight of kind "l2". With `rows_per_token` > 1 it normalises each
+    head.
+    """
+    weight = () if kind == "l2" else (Parameter("weight", (width,)),)
+    return Module(name, Norm(width * rows_per_token, kind), weight)
 
 
 def residual(name: str, width: int, dropout: float = 0.0, *, scales: bool = False) -> Module:

@@ -145,12 +145,14 @@ class Decoder(_Table):
     """Names of numbers that the activation learns."""
     is_tied: bool = False
     norm: str = "rms"
-    """The kind of norm. "layer" has a bias too, "plain_layer" no weight."""
+    """The kind of norm. "layer" has a bias too, "plain_layer" and "l2" no weight."""
     rms_key: str = ""
     """The key with which norms are RMSNorms, whatever their kind without it."""
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
     """Names of the norms before and after attention, before and after the MLP. Empty for none."""
     final_norm: str = "model.norm"
+    norms_embeddings: bool = False
+    """The final norm, which has no weight, is before the first block too."""
     registers_norms: tuple[str, ...] = ()
     """The order in which they are registered, where that is not the order in which they run."""
     post_norm_key: str = ""
@@ -305,7 +307,10 @@ class _Builder:
         model = language_model(
             config,
             shape.hidden,
-            [embedding("model.embed_tokens", shape.vocab, shape.hidden)],
+            [
+                embedding("model.embed_tokens", shape.vocab, shape.hidden),
+                *([self._norm("model.embed_tokens.norm")] if facts.norms_embeddings else []),
+            ],
             build_unique_blocks(kinds, self._block),
             config.integer("max_position_embeddings", facts.max_positions),
             root="model.layers",

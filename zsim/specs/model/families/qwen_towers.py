@@ -1,8 +1,10 @@
-"""Vision towers without tiles: Qwen2-VL's to Qwen 3.6's, GLM-4.1V's to 4.6V's, and MoonViT (Kimi).
+"""Vision towers without tiles: Qwen2-VL's to Qwen 3.6's, GLM-4.1V's to 4.6V's and GLM-OCR's, MoonViT (Kimi)
+and Pixtral (Mistral).
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_qwen2_vl.py`, `modeling_qwen2_5_vl.py`,
-`modeling_qwen3_vl.py`, `modeling_qwen3_5.py`, `modeling_glm4v.py`, `modeling_kimi_k25.py` and their
-`configuration_*.py`). The bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
+`modeling_qwen3_vl.py`, `modeling_qwen3_5.py`, `modeling_glm4v.py`, `modeling_glm_ocr.py`,
+`modeling_kimi_k25.py`, `modeling_pixtral.py` and their `configuration_*.py`). The bounds of pixels are those
+of the checkpoints' `preprocessor_config.json`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from zsim.specs.model.families.builders import (
     plain_mlp,
     residual,
     rms_norm,
+    separate_qkv,
     set_registration,
 )
 from zsim.specs.model.families.llama import build_unique_blocks, gated_mlp
 from zsim.specs.model.families.tower_parts import (
+    check_feature_layer,
     on_rows,
     patch_embedding,
+    product_names,
     projector_modules,
     tower_block,
     tower_core,
@@ -137,9 +142,10 @@ def _qwen_block(
     rows: SampleRows = "patches",
     heads: int = 16,
     biases: tuple[bool, bool] = (True, True),
+    has_norms: bool = False,
 ) -> Block:
     """A block with one product to queries, keys and values. `heads` is the family's default, `biases` those
-    of the products before and after attention.
+    of the products before and after attention. With `has_norms` each head of queries and keys is normed.
     """
     heads = config.integer("num_heads", heads)
     first = rms_norm if norm == "rms" else layer_norm
@@ -152,9 +158,15 @@ def _qwen_block(
             linear(f"attn.{name}", hidden, hidden, bias=biases[0], shares_input=name != "q") for name in "qkv"
         ]
     core = tower_core("attn.core", heads, hidden, groups=groups, splits_fused_qkv=len(products) == 1)
+    norms = [
+        rms_norm(f"attn.{name}_norm", head, rows_per_token=rows)
+        for name, rows in (("q", heads), ("k", groups))
+        if has_norms
+    ]
     modules = [
         first("norm1", hidden),
         *products,
+        *norms,
         core,
         linear("attn.proj", hidden, hidden, bias=biases[1]),
         residual("attn.residual", hidden),
@@ -162,7 +174,8 @@ def _qwen_block(
         *mlp,
         residual("mlp.residual", hidden),
     ]
-    names = (*(module.name for module in products), "attn.proj", *(m.name for m in mlp if m.parameters))
+    attention = (*products, modules[modules.index(core) + 1], *norms)
+    names = (*(module.name for module in attention), *(m.name for m in mlp if m.parameters))
     return set_registration(tower_block(kind, modules, rows), "norm1", "norm2", *names)
 
 
@@ -173,6 +186,23 @@ def _merger(
     first = rms_norm if norm == "rms" else layer_norm
     full = [f"{root}.{name}" for name in names]
     return [first(full[0], normed), *two_products((full[1], full[2], full[3]), merged, merged, width)]
+
+
+def glm_ocr_tower(config: ConfigReader, width: int) -> Tower:
+    """GLM-OCR's: GLM-4.1V's with norms of queries and keys, biases and an MLP of its own width, without a
+    norm behind the patches and a table of positions.
+    """
+    config = config.add_defaults(
+        hidden_size=1024, intermediate_size=4096, out_hidden_size=1536, num_heads=16, attention_bias=True
+    )
+    inner, act = config.integer("intermediate_size"), config.activation("hidden_act", "silu")
+    tower = glm4v_tower(config.override(intermediate_size=3 * config.integer("out_hidden_size")), width)
+    hidden, has_bias = tower.hidden_size, config.boolean("attention_bias", True)
+    block = _qwen_block(
+        config, "GlmOcrVisionBlock", hidden, gated_mlp("mlp", hidden, inner, act, bias=has_bias), norm="rms",
+        biases=(has_bias, has_bias), has_norms=True,
+    )  # fmt: skip
+    return replace(tower, before=tower.before[:1], blocks=(block,) * len(tower.blocks))
 
 
 def glm4v_tower(config: ConfigReader, width: int) -> Tower:
@@ -321,4 +351,61 @@ def _moonvit_tower(
         block_prefix=f"{names.root}.{names.blocks}",
         hidden_size=hidden,
         rule=ImageRule(patch, merge, 0, max_patches * patch**2, resizing="never up", max_side=512 * patch),
+    )
+
+
+def lighton_ocr_tower(config: ConfigReader, width: int) -> Tower:
+    """LightOnOCR's: Mistral's under other names."""
+    return pixtral_tower(config, width, "model.vision_encoder", "model.vision_projection")
+
+
+def pixtral_tower(
+    config: ConfigReader,
+    width: int,
+    vision: str = "model.vision_tower",
+    projector: str = "model.multi_modal_projector",
+) -> Tower:
+    """Mistral Small 3.1's and later, Ministral 3's, Magistral's and Devstral's: Pixtral, of images of any
+    size, and a product that joins four patches. The tokens that end the rows of an image are text.
+    """
+    hidden, heads = config.integer("hidden_size", 1024), config.integer("num_attention_heads", 16)
+    patch, side = config.side("patch_size", 16), config.side("image_size", 1024)
+    merge, has_bias = (
+        config.integer("spatial_merge_size", 2),
+        config.boolean("multimodal_projector_bias", False),
+    )
+    check_feature_layer(config)
+    inner, act = config.integer("intermediate_size", 4096), config.activation("hidden_act", "gelu")
+    root = "attention"
+    modules = [
+        rms_norm("attention_norm", hidden),
+        *separate_qkv(root, hidden),
+        tower_core(f"{root}.core", heads, hidden, head_dim=config.optional_integer("head_dim")),
+        linear(f"{root}.o_proj", hidden, hidden),
+        residual(f"{root}.residual", hidden),
+        rms_norm("ffn_norm", hidden),
+        *gated_mlp("feed_forward", hidden, inner, act),
+        residual("feed_forward.residual", hidden),
+    ]
+    block = set_registration(
+        tower_block("PixtralAttentionLayer", modules, "patches"),
+        "attention_norm", *(f"feed_forward.{name}_proj" for name in ("gate", "up", "down")),
+        *(f"{root}.{name}_proj" for name in "kvqo"), "ffn_norm",
+    )  # fmt: skip
+    projector_act = config.activation("projector_hidden_act", "gelu")
+    after = [
+        rms_norm(f"{projector}.norm", hidden),
+        linear(f"{projector}.patch_merger.merging_layer", merge**2 * hidden, hidden),
+        *two_products(product_names(f"{projector}."), hidden, width, width, act=projector_act, bias=has_bias),
+    ]
+    return Tower(
+        before=(
+            patch_embedding(f"{vision}.patch_conv", (patch, patch), hidden, bias=False),
+            on_rows(rms_norm(f"{vision}.ln_pre", hidden), "patches"),
+        ),
+        blocks=(block,) * config.num_blocks("num_hidden_layers", 24),
+        after=projector_modules(after, width, [after[0].name]),
+        block_prefix=f"{vision}.transformer.layers",
+        hidden_size=hidden,
+        rule=ImageRule(patch, merge, 0, side * side, resizing="never up", max_side=side),
     )

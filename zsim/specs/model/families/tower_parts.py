@@ -166,3 +166,8 @@ def learned_scale(name: str, width: int, numel: int = 0) -> Module:
     """A branch times a learned vector, or so many numbers, which is a parameter of the block."""
     scale = activation(name, width, "learned_scale")
     return replace(scale, parameters=(Parameter(name, (numel or width,)),), parameter_owner="")
+
+
+def check_feature_layer(config: ConfigReader) -> None:
+    if not isinstance(layer := config.values.get("vision_feature_layer", -1), int):
+        raise config.error(f"'vision_feature_layer' is {layer!r}; expected one layer")

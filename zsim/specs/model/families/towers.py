@@ -1,5 +1,5 @@
 """Vision towers on tiles and padded images: CLIP (LLaVA, MiniMax M3), SigLIP (PaliGemma, Gemma 3,
-Idefics 3, SmolVLM, LFM2-VL, LLaVA-OneVision), Gemma 4's, InternViT, Llama 4's, Pixtral's and Step 3.7's.
+Idefics 3, SmolVLM, LFM2-VL, LLaVA-OneVision, Cohere), Gemma 4's, InternViT, Llama 4's and Step 3.7's.
 
 Names, shapes and defaults as in transformers 5.24 (`modeling_*.py` and `configuration_*.py` of each). The
 bounds of pixels are those of the checkpoints' `preprocessor_config.json`.
@@ -28,8 +28,8 @@ from zsim.specs.model.families.builders import (
     separate_qkv,
     set_registration,
 )
-from zsim.specs.model.families.llama import gated_mlp
 from zsim.specs.model.families.tower_parts import (
+    check_feature_layer,
     clip_block,
     clipped_linear,
     learned_scale,
@@ -72,6 +72,27 @@ def paligemma_tower(config: ConfigReader, width: int) -> Tower:
     projector = linear(f"model.{_PROJECTOR}.linear", config.integer("hidden_size", 768), width, bias=True)
     rule = ImageRule(config.integer("patch_size", 16), 1, tile=config.integer("image_size", 224))
     return _siglip(config, width, [projector], rule)
+
+
+def cohere_tower(config: ConfigReader, width: int) -> Tower:
+    """Aya Vision's and Command A Vision's: SigLIP on tiles, four patches shuffled to a token, and a product
+    of which one half is the other's gate. Aya's tokens are normed before it.
+    """
+    root, is_aya = f"model.{_PROJECTOR}", config.family == "aya_vision"
+    merge = config.integer("downsample_factor", 2)
+    merged = config.integer("hidden_size", 768) * merge**2
+    inner = config.integer("alignment_intermediate_size", width if is_aya else 36_864)
+    projector = [
+        *([layer_norm(f"{root}.layernorm", merged)] if is_aya else []),
+        linear(f"{root}.linear_1", merged, inner, bias=True),
+        activation(f"{root}.act", inner // 2, "silu", gated=True),
+        linear(f"{root}.linear_2", inner // 2, width, bias=True),
+    ]
+    rule = ImageRule(
+        config.side("patch_size", 16), merge, tile=config.side("image_size", 224), max_tiles=12,
+        tiling="nearest aspect" if is_aya else "largest scale",
+    )  # fmt: skip
+    return _siglip(config, width, projector, rule)
 
 
 def lfm2_vl_tower(config: ConfigReader, width: int) -> Tower:
@@ -361,64 +382,11 @@ def gemma4_unified_tower(config: ConfigReader, width: int) -> Tower:
     )
 
 
-def _check_feature_layer(config: ConfigReader) -> None:
-    if not isinstance(layer := config.values.get("vision_feature_layer", -1), int):
-        raise config.error(f"'vision_feature_layer' is {layer!r}; expected one layer")
-
-
-def pixtral_tower(config: ConfigReader, width: int) -> Tower:
-    """Mistral Small 3.1's and later, Ministral 3's, Magistral's and Devstral's: Pixtral, of images of any
-    size, and a product that joins four patches. The tokens that end the rows of an image are text.
-    """
-    hidden, heads = config.integer("hidden_size", 1024), config.integer("num_attention_heads", 16)
-    patch, side = config.side("patch_size", 16), config.side("image_size", 1024)
-    merge, has_bias = (
-        config.integer("spatial_merge_size", 2),
-        config.boolean("multimodal_projector_bias", False),
-    )
-    _check_feature_layer(config)
-    inner, act = config.integer("intermediate_size", 4096), config.activation("hidden_act", "gelu")
-    root = "attention"
-    modules = [
-        rms_norm("attention_norm", hidden),
-        *separate_qkv(root, hidden),
-        tower_core(f"{root}.core", heads, hidden, head_dim=config.optional_integer("head_dim")),
-        linear(f"{root}.o_proj", hidden, hidden),
-        residual(f"{root}.residual", hidden),
-        rms_norm("ffn_norm", hidden),
-        *gated_mlp("feed_forward", hidden, inner, act),
-        residual("feed_forward.residual", hidden),
-    ]
-    block = set_registration(
-        tower_block("PixtralAttentionLayer", modules, "patches"),
-        "attention_norm", *(f"feed_forward.{name}_proj" for name in ("gate", "up", "down")),
-        *(f"{root}.{name}_proj" for name in "kvqo"), "ffn_norm",
-    )  # fmt: skip
-    projector = f"model.{_PROJECTOR}"
-    projector_act = config.activation("projector_hidden_act", "gelu")
-    after = [
-        rms_norm(f"{projector}.norm", hidden),
-        linear(f"{projector}.patch_merger.merging_layer", merge**2 * hidden, hidden),
-        *two_products(product_names(f"{projector}."), hidden, width, width, act=projector_act, bias=has_bias),
-    ]
-    return Tower(
-        before=(
-            patch_embedding(f"{_VISION}.patch_conv", (patch, patch), hidden, bias=False),
-            on_rows(rms_norm(f"{_VISION}.ln_pre", hidden), "patches"),
-        ),
-        blocks=(block,) * config.num_blocks("num_hidden_layers", 24),
-        after=projector_modules(after, width, [after[0].name]),
-        block_prefix=f"{_VISION}.transformer.layers",
-        hidden_size=hidden,
-        rule=ImageRule(patch, merge, 0, side * side, resizing="never up", max_side=side),
-    )
-
-
 def llava_tower(config: ConfigReader, width: int) -> Tower:
     """LLaVA 1.5's: CLIP on 336 x 336 pixels with a class token, which the projector does not see. What comes
     behind the layer that it reads (`vision_feature_layer`) is counted as if it were read too.
     """
-    _check_feature_layer(config)
+    check_feature_layer(config)
     if (strategy := config.string("vision_feature_select_strategy", "default")) != "default":
         raise config.error(f"'vision_feature_select_strategy' is '{strategy}'; expected 'default'")
     hidden, inner = config.integer("hidden_size", 768), config.integer("intermediate_size", 3072)
