@@ -205,7 +205,8 @@ class Zero3Schedule(Zero3Gradients):
         if self.world_size == 1:
             self.store.bring(fetch.parameters, self.gather_stream)
             for number in fetch.parameters:
-                self.builder.allocate("buffers", self.trace.parameters[number].numel * self.param_bytes)
+                size = self.trace.parameters[number].numel * self.param_bytes
+                self.builder.allocate("buffers", size, stream=self.gather_stream)
             return
         for part in self.gatherer.split_fetch(fetch):
             if self.secondary is None or not self.secondary.bring(part, self.gather_stream):
