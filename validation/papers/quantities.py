@@ -38,6 +38,12 @@ def peak(claim: Claim, tables: Tables) -> float:
     return float(_report(tables)["peak_bytes"]["gpu"]["total"]) / 1e9
 
 
+def allocated(claim: Claim, tables: Tables) -> float:
+    """GB that torch's allocator has handed out on the fullest GPU: without the context and NCCL's buffers."""
+    sizes = _report(tables)["peak_bytes"]["gpu"]
+    return float(sizes["total"] - sizes["framework"]) / 1e9
+
+
 def fits(claim: Claim, tables: Tables) -> float:
     """1 where the job fits, 0 where it does not."""
     return float(_report(tables)["fits"])
@@ -114,6 +120,7 @@ def sent(claim: Claim, tables: Tables) -> float:
 QUANTITIES: dict[str, Callable[[Claim, Tables], float]] = {
     "model_states": model_states,
     "peak": peak,
+    "allocated": allocated,
     "fits": fits,
     "step_seconds": step_seconds,
     "forward_seconds": forward_seconds,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.frameworks.deepspeed import zeropp_jobs
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.memory.tensors import tensor_changes
@@ -361,3 +362,30 @@ def test_gradients_are_memory_of_the_stream_that_computes_them(changes: dict[str
             streams.append(stream_of[change.tensor])
     assert len(streams) >= len(copies) > 48
     assert set(streams) == {"compute"}
+
+
+@pytest.mark.parametrize(
+    ("zero", "version", "expected"),
+    [
+        ({}, "0.19.8", "fetch"),
+        ({"overlap_comm": False}, "0.19.8", "compute"),
+        ({"zero_hpz_partition_size": 8}, "0.19.8", "fetch"),
+        ({"zero_quantized_weights": True}, "0.19.8", "fetch"),
+        ({"mics_shard_size": 8}, "0.19.2", "fetch"),
+    ],
+)
+def test_gathered_parameters_are_memory_of_the_stream_for_fetches(
+    zero: dict[str, Any], version: str, expected: str
+) -> None:
+    """`__all_gather_params_` calls `all_gather_coalesced`, which makes the outputs, inside `with
+    stream(self.__allgather_stream)`: with `overlap_comm` off that is the default stream, whose blocks kernels
+    use again. The collective itself, which comes next, runs on the process group's stream."""
+    program = zeropp_jobs.plan_of(zero, version=version).program
+    gathers = {
+        number
+        for number, op in enumerate(program.ops)
+        if isinstance(op.work, Collective) and op.work.kind == "all_gather" and op.phase == "forward"
+    }
+    changes = [change for change in tensor_changes(program) if change.bytes]
+    assert {change.stream for change in changes if change.op in gathers} == {expected}
+    assert "all_gather" not in {change.stream for change in changes}

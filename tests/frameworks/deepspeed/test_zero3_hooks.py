@@ -1,13 +1,18 @@
-"""Which modules ZeRO-3 enters. What real models are entered in is held by tests/validation."""
+"""Which modules ZeRO-3 enters, and what their release frees. What real models are entered in is held by
+tests/validation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 import zsim
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.fetch_trace import trace_of
 from zsim.frameworks.deepspeed.stage3.module_order import HookedModules
+from zsim.plan.make import make_plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 
@@ -76,3 +81,79 @@ def test_below_a_leaf_module_nothing_is_entered() -> None:
     whole = order(leaf_module={"names": ["model.layers.0"]}, checkpointing="full")
     assert [name for name in whole if "layernorm" in name or "self_attn" in name] == []
     assert whole.count("model.layers.0") == 2
+
+
+EXPERTS = 8 * 3 * 512 * 512  # elements of a layer's
+
+
+def gathered_after_forward(family: str, checkpointing: str, software: str) -> int:
+    """Bytes of gathered parameters that are left when backward begins: four layers of eight experts on eight
+    GPUs, where norms and biases alone persist."""
+    zero = {"stage": 3, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    shape = {
+        "model_type": family, "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 512,
+        "moe_intermediate_size": 512, "num_key_value_heads": 4, "vocab_size": 512, "num_experts": 8,
+        "num_local_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    job = resolve(
+        zsim.Experiment(
+            model={**ONE_BLOCK, **shape},
+            cluster="dgx-h100",
+            gpus=8,
+            training={
+                "sequence_length": 16,
+                "micro_batch_size": 1,
+                "activation_checkpointing": checkpointing,
+                "software": software,
+            },
+            strategy={
+                "kind": "deepspeed",
+                "version": "0.19.8",
+                "config": {"zero_optimization": zero, "bf16": {"enabled": True}},
+            },
+        )
+    )
+    program = make_plan(job).program
+    first = next(number for number, op in enumerate(program.ops) if op.phase != "forward")
+    return sum(
+        change.bytes for change in program.memory if change.op <= first and change.category == "buffers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointing", "software", "layers"),
+    [
+        ("qwen3_moe", "none", "transformers 5.24", 4),
+        ("qwen3_moe", "full", "transformers 5.24", 0),  # forward runs without autograd
+        ("qwen3_moe", "none", "transformers 4.50", 0),  # experts are modules, of linear layers
+        ("gpt_oss", "none", "transformers 5.24", 0),  # weights are stored as they are multiplied
+    ],
+)
+def test_autograd_holds_stacked_experts_that_are_read_as_views(
+    family: str, checkpointing: str, software: str, layers: int
+) -> None:
+    assert gathered_after_forward(family, checkpointing, software) == layers * 2 * EXPERTS
+
+
+def test_a_released_weight_lives_on_in_its_views_alone() -> None:
+    """What the plan's rule rests on, with the real functions: `free_param` empties the parameter."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
+    linear = pytest.importorskip("deepspeed.runtime.zero.linear", reason="needs DeepSpeed").zero3_linear_wrap
+    moe = pytest.importorskip("transformers.integrations.moe", reason="needs transformers 5")
+    ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
+
+    def is_held(function: Callable[[Any, Any], Any], *shape: int) -> bool:
+        weight = torch.nn.Parameter(torch.randn(*shape, dtype=torch.bfloat16))
+        storage = weight.data.untyped_storage()
+        output = function(torch.randn(64, 16, dtype=torch.bfloat16, requires_grad=True), weight)
+        weight.data = torch.empty(0, dtype=torch.bfloat16)
+        assert output.grad_fn is not None
+        return int(torch._C._storage_Use_Count(storage._cdata)) > 1
+
+    assert not is_held(linear, 8, 16)
+    assert is_held(torch.nn.functional.linear, 8, 16)
+    assert is_held(lambda rows, weight: linear(rows, weight[1]), 4, 8, 16)
+    assert is_held(lambda rows, weight: moe._grouped_linear(rows, weight, ends), 4, 8, 16)
+    assert not is_held(
+        lambda rows, weight: moe._grouped_linear(rows, weight, ends, is_transposed=True), 4, 16, 8
+    )

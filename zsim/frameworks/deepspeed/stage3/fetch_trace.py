@@ -14,6 +14,13 @@ By default every module that owns parameters is fetched by itself. `stage3_modul
 `leaf_module` make whole subtrees one unit (DeepSpeed 0.19.8 `runtime/zero/parameter_offload.py`,
 `utils/z3_leaf_module.py`): the granularity of a module is its parameters' elements over the number of modules
 with parameters in it, itself included. Lists do not count, and no module above 1e9 elements becomes a unit.
+
+# [Note: weights that autograd holds]
+A release empties the parameter, and what autograd saved of it, which is the parameter itself (torch 2.13
+`saved_variable.cpp`). A view has the gathered storage still, and keeps it until its backward: a transposed
+weight, which `memory_efficient_linear` therefore does not save, and experts stacked as [experts, out, in],
+whose grouped product transposes them and whose loop takes slices (transformers 5.24 `integrations/moe.py`,
+DeepSpeed 0.19.8 `moe/ep_experts.py`). Backward gathers them once more beside it.
 """
 
 from __future__ import annotations
@@ -38,6 +45,8 @@ from zsim.operations.router import Router
 from zsim.plan.workload.workload import Workload
 
 _MAX_ELEMENTS = 1_000_000_000
+# Families whose experts are [experts, in, out] (`is_transposed=True` in transformers 5.24).
+_STORED_AS_MULTIPLIED = frozenset({"gpt_oss"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,8 @@ class FetchTrace:
     """
     external: tuple[int, ...] = ()
     """The parameters of the model itself. See [Note: external parameters]."""
+    viewed: frozenset[int] = frozenset()
+    """The experts' weights that are read as views. See [Note: weights that autograd holds]."""
 
 
 def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int = 0) -> FetchTrace:
@@ -110,13 +121,15 @@ def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
         for name, module_parameters in parameters_per_module.items()
         if module_parameters
     }
-    experts = dict.fromkeys(
-        call.name.rpartition(".")[0]
+    products = [
+        call
         for segment in workload.segments
         for call in segment.calls
         if call.module.role is Role.EXPERT_PRODUCT
-    )
-    expert_modules = _expert_units(list(experts), expert_lists(workload), _experts_family(workload), zero)
+    ]
+    experts = list(dict.fromkeys(call.name.rpartition(".")[0] for call in products))
+    family = _experts_family(workload)
+    expert_modules = _expert_units(experts, expert_lists(workload), family, zero)
     unit_of = _unit_names(module_numels, workload.model.block_lists, zero, expert_modules)
     parameters_per_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
     for name in module_numels:
@@ -129,7 +142,11 @@ def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
     hooked = hooked_modules(workload, unit_of)
     steps = tuple([parameters_per_unit.get(module, ()) for module in hooked.order(workload)])
     traversed, next_use = _distances(numels, steps)
-    return FetchTrace((), parameters_per_unit, *ends, hooked, steps, traversed, next_use, external)
+    numbers = (
+        [] if family in _STORED_AS_MULTIPLIED else [parameters_per_module[call.name] for call in products]
+    )
+    viewed = frozenset(number for used in numbers for number in used if len(named[number][1].shape) == 3)
+    return FetchTrace((), parameters_per_unit, *ends, hooked, steps, traversed, next_use, external, viewed)
 
 
 def _experts_family(workload: Workload) -> str:

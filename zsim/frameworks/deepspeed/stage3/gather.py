@@ -72,7 +72,7 @@ class Gatherer:
     def start(self, part: Fetch) -> None:
         """Allocate the gathered tensor and issue the collective."""
         size = self.padded_bytes(part)
-        self.builder.allocate("buffers", size)
+        self.builder.allocate("buffers", size, stream=self.stream)
         if self._needs_split(part):
             ranks, name = self.builder.groups[part.group].size, self.parameters(part)[0].name
             self.builder.move(

@@ -42,7 +42,7 @@ class MicsGatherer(Gatherer):
 
     def start(self, part: Fetch) -> None:
         size = self.padded_bytes(part)
-        self.builder.allocate("buffers", size)
+        self.builder.allocate("buffers", size, stream=self.stream)
         if self.hierarchy is not None:
             self._gather_hierarchically(part, size, *self.hierarchy)
         else:

@@ -205,7 +205,8 @@ class Zero3Schedule(Zero3Gradients):
         if self.world_size == 1:
             self.store.bring(fetch.parameters, self.gather_stream)
             for number in fetch.parameters:
-                self.builder.allocate("buffers", self.trace.parameters[number].numel * self.param_bytes)
+                size = self.trace.parameters[number].numel * self.param_bytes
+                self.builder.allocate("buffers", size, stream=self.gather_stream)
             return
         for part in self.gatherer.split_fetch(fetch):
             if self.secondary is None or not self.secondary.bring(part, self.gather_stream):
@@ -226,10 +227,9 @@ class Zero3Schedule(Zero3Gradients):
         self._fetch_events.append(self.gatherer.finish(part))
 
     def post_module(self, call: ModuleCall) -> None:
-        """PartitionedParameterCoordinator.release_sub_module, where a unit ends. See [Note: record_stream].
+        """PartitionedParameterCoordinator.release_sub_module, where a unit ends.
 
-        Without `memory_efficient_linear` autograd keeps the gathered weights of linear layers until their
-        backward, so releasing them in forward frees no memory.
+        See [Note: record_stream], and [Note: weights that autograd holds] of fetch_trace.py.
         """
         builder, is_backward = self.builder, self.builder.phase == "backward"
         unit = (self.trace.first if is_backward else self.trace.last).get(call.name)
@@ -238,12 +238,6 @@ class Zero3Schedule(Zero3Gradients):
         micro_batch = builder.micro_batch
         overhead = f"deepspeed_release{self.config.release.module_hooks}"
         builder.host(f"release {unit or 'the model'}", overhead=overhead, module=call.name)
-        autograd_holds = (
-            not self.zero.memory_efficient_linear
-            and not is_backward
-            and not self.training.forward_only
-            and call.module.has_backward
-        )
         released = self.coordinator.release(self._entered_at.get(unit, self.coordinator.step))
         self.store.release(released)
         if self.secondary is not None:
@@ -251,12 +245,20 @@ class Zero3Schedule(Zero3Gradients):
         last = builder.record(COMPUTE)
         assert last is not None
         size = self._gathered_bytes(released) if released else 0
-        if autograd_holds and call.module.role is Role.PRODUCT and not self._discards(call):
-            self._autograd_bytes[unit, micro_batch] = self._autograd_bytes.get((unit, micro_batch), 0) + size
-        else:
-            builder.free_when_done("buffers", size, last)
+        held = 0 if is_backward else self._gathered_bytes(self._held_weights(call, released))
+        if held:
+            self._autograd_bytes[unit, micro_batch] = self._autograd_bytes.get((unit, micro_batch), 0) + held
+        builder.free_when_done("buffers", size - held, last)
         if is_backward and self._autograd_bytes:
             builder.free_when_done("buffers", self._autograd_bytes.pop((unit, micro_batch), 0), last)
+
+    def _held_weights(self, call: ModuleCall, released: list[int]) -> list[int]:
+        """Those of the weights released in forward whose memory autograd keeps."""
+        if self.training.forward_only or not call.module.has_backward or self._discards(call):
+            return []
+        if call.module.role is Role.PRODUCT and not self.zero.memory_efficient_linear:
+            return released
+        return [number for number in released if number in self.trace.viewed]
 
     def _gathered_bytes(self, numbers: list[int]) -> int:
         if self.world_size == 1:

@@ -104,7 +104,7 @@ class ZenFlow3Schedule(Zero3Schedule):
     def begin_step(self) -> None:
         self.states.start_update()
         for size in self._persistent:
-            self.builder.allocate("buffers", size)
+            self.builder.allocate("buffers", size, stream=COMPUTE)
 
     def _add_gradient(self, number: int, name: str) -> None:
         parameter = self.trace.parameters[number]

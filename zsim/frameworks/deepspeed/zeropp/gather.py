@@ -163,7 +163,7 @@ class QuantizedGatherer(Gatherer):
             stream=self.stream,
         )
         builder.free("buffers", joined_bytes + cast_bytes)
-        builder.allocate("buffers", groups * SCALE_BYTES * ranks)
+        builder.allocate("buffers", groups * SCALE_BYTES * ranks, stream=self.stream)
         self._collective(part, numel * ranks, "all_gather", "int8")
         last = self._collective(part, groups * SCALE_BYTES * ranks, "all_gather", "fp32", prefix="scales of ")
         builder.free_when_done("buffers", local_bytes, last)
