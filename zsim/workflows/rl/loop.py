@@ -255,8 +255,7 @@ class Loop:
         batches = inf if self.job.is_synchronous else self.job.max_staleness + self.version + 1
         samples = self.job.table.samples_per_prompt * max(1, round(self.part * self.job.started_prompts))
         allowed = batches * samples + len(self._given_up)
-        ended = self._num_ended // self._batches[0].needed - self.version  # batches
-        if ended > self.job.framework.max_batches_ahead:
+        if self._num_ended // self._batches[0].needed - self.version > self.job.framework.max_batches_ahead:
             return
         starting: list[SampleRequest] = []
         while self._held and self._places_left > 0 and self._num_started < allowed:
