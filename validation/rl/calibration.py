@@ -112,7 +112,7 @@ def offloaded_runs(rows: Sequence[RlRow]) -> list[OffloadedRun]:
         if row.has_word("verl", "framework") and set(_TRAINER) <= set(measured):
             job = resolve_rl(row_experiment(row, library).experiment, simulator)
             times = phase_times(job, simulator)
-            reload = reload_seconds(job, times.update.report.peaks["gpu"].by_category)
+            reload = reload_seconds(job, times.states)
             extra = job.framework.controllers[job.table.placement].phases
             residuals = {
                 phase: measured[phase] - (getattr(times, phase) - reload - extra.get(phase, 0.0))

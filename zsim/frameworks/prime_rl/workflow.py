@@ -17,7 +17,9 @@ SOURCES = {
     "loop": "groups that get older than max_off_policy_steps are cancelled, the others go on over updates; "
     "at most 1,024 rollouts run, and none starts while more than one batch has ended that the next weights "
     "are not from (configs/orchestrator.py `ConcurrencyConfig`, orchestrator/orchestrator.py `TARGET_LAG`). "
-    "Engines alone keep their caches from overflowing. Before 0630b7bf as many ran as a step has",
+    "Engines alone keep their caches from overflowing. Before 0630b7bf as many ran as a step has. A batch is "
+    "of the groups that end first, each with what is left of it (004274ec orchestrator/train_sink.py `add`, "
+    "`process_group`; dispatcher.py `on_version_pending`)",
     "adapters": "all weights are of `optimization_dtype`, fp32 (src/prime_rl/trainer/model.py)",
     "controllers": "assumed: an orchestrator beside the trainer",
 }
@@ -41,6 +43,8 @@ WORKFLOW = RlFramework(
     recomputes_logprobs=False,
     continues_rollouts=True,
     in_flight=1024,
+    max_staleness=8,
+    trains_finished_first=True,
     max_batches_ahead=1,
     sources=SOURCES,
 )

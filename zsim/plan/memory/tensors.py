@@ -444,6 +444,12 @@ def bytes_at_peak(plan: Plan) -> dict[str, int]:
     return {**dict.fromkeys(CATEGORIES, 0), **bytes_per_key(changes[:end], category_of)}
 
 
+def resident_bytes_by_category(plan: Plan) -> dict[str, int]:
+    """Bytes of each category that the fullest GPU has between two steps."""
+    resident = select_device("gpu", fullest_program(plan).resident)
+    return {**dict.fromkeys(CATEGORIES, 0), **bytes_per_key(resident, category_of)}
+
+
 def bytes_before_update(plan: Plan, device: Device = "gpu") -> dict[str, int]:
     """Bytes of the fullest rank on `device` by category, after the last backward and before the optimizer's
     first op."""

@@ -320,7 +320,7 @@ class RlTable(StrictTable):
     max_staleness: Annotated[float, Field(ge=0, le=64, strict=True)] | None = Field(
         default=None,
         description="steps that responses may lag behind the policy; below 1: the part of prompts one step "
-        "old; left out: 0, with async 1",
+        "old; left out: 0, with async the framework's",
     )
     partial_rollout: StrictBool | None = Field(
         default=None,
@@ -330,7 +330,7 @@ class RlTable(StrictTable):
     stream_prompts: Count | None = Field(
         default=None,
         description="asynchronous trainers take this many prompts as they end; left out: those of a step, "
-        "in order of start",
+        "in the framework's order",
     )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         default=1.0, description="prompts started for each one trained on"

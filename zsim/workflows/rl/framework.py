@@ -177,6 +177,11 @@ class RlFramework:
     in_flight: Literal["staleness"] | int | None = None
     """At most so many samples are under way at once, or a step's prompts times the staleness that is allowed.
     None for all that may still be trained on."""
+    max_staleness: float = 1
+    """Of an asynchronous loop, unless the experiment says otherwise."""
+    trains_finished_first: bool = False
+    """The trainer takes prompts in the order in which they end, not in that of their starts. What still runs
+    of those that new weights make older than the staleness is given up."""
     max_batches_ahead: float = inf
     """No prompt starts while more batches have ended beyond those in the weights of the engines."""
     streamed_prompts: int = 0

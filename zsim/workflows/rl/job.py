@@ -125,21 +125,31 @@ class RlJob:
         return self.table.stream_prompts is not None
 
     @property
+    def trains_finished_first(self) -> bool:
+        """The trainer takes prompts in the order in which they end."""
+        return self.streams or (self.framework.trains_finished_first and not self.is_synchronous)
+
+    @property
     def chunks(self) -> int:
         """Times that the trainer takes prompts in a step."""
         return self.table.prompts_per_step // (self.table.stream_prompts or self.table.prompts_per_step)
 
     @property
-    def max_prompts_in_flight(self) -> int | None:
-        """Prompts that are under way at once. None for as many as may be started."""
+    def limits_samples(self) -> bool:
+        """Samples that run have places, each its own. Else prompts have, until their last sample ends."""
+        return isinstance(self.framework.in_flight, int) and not (self.streams or self.is_synchronous)
+
+    @property
+    def max_in_flight(self) -> int | None:
+        """Prompts, or samples, that are under way at once. None for as many as may be started."""
         if self.streams:
             return self.framework.streamed_prompts * self.replicas
         in_flight = self.framework.in_flight
         if self.is_synchronous or in_flight is None:
             return None
-        if in_flight == "staleness":
-            return ceil(self.table.prompts_per_step * self.max_staleness)
-        return max(1, in_flight // self.table.samples_per_prompt)
+        return (
+            ceil(self.table.prompts_per_step * self.max_staleness) if in_flight == "staleness" else in_flight
+        )
 
     @property
     def deals_beforehand(self) -> bool:
@@ -285,7 +295,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         engine,
         _enforces_eager(table, framework, has_adapters and not framework.merges_adapters),
         has_adapters,
-        _staleness(table),
+        _staleness(table, framework),
         continues_rollouts,
         (*notes, *_idle_notes(table), *batch_notes(experiment, update, dealt), *update_base.notes),
     )
@@ -342,12 +352,12 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
             "proposed tokens is accepted"
         )
-    if framework.in_flight and _staleness(table) % 1:
+    if framework.in_flight and _staleness(table, framework) % 1:
         raise InputError(
             f"rl.max_staleness: found {table.max_staleness:g}, but {framework.name} lets samples be older by "
             "whole steps; expected 0, 1 or more"
         )
-    if table.sync.overlap and not _staleness(table):
+    if table.sync.overlap and not _staleness(table, framework):
         raise InputError(
             "rl.sync.overlap: found true where every response is of the newest policy, so that the rollout "
             "waits for its weights; expected false, or placement 'async' with max_staleness above 0"
@@ -565,7 +575,7 @@ def _continues_rollouts(table: RlTable, framework: RlFramework) -> bool:
     return framework.continues_rollouts and table.placement == "async"
 
 
-def _staleness(table: RlTable) -> float:
+def _staleness(table: RlTable, framework: RlFramework) -> float:
     if table.max_staleness is not None:
         return table.max_staleness
-    return 1 if table.placement == "async" else 0
+    return framework.max_staleness if table.placement == "async" else 0

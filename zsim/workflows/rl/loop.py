@@ -10,9 +10,9 @@ n starts that part of the next batch's prompts, and the others with the next ver
 docs/advance/fully_async.md, `staleness_threshold`).
 
 [Note: prompts in flight] NeMo-RL starts a prompt only when fewer than a step's, times the staleness, are
-under way (0a27b1f4 nemo_rl/algorithms/async_utils.py), prime-rl when fewer than a number of samples are, and
-at most one batch has ended that the engines' weights are not from. Prompts of the next batch take the places
-of those that have ended.
+under way (0a27b1f4 nemo_rl/algorithms/async_utils.py), prime-rl a sample when fewer than a number of them
+are, and at most one batch has ended that the engines' weights are not from. Those of the next batch take the
+places of those that have ended.
 
 [Note: replicas alike] Replicas do not see one another, and get requests of the same laws. Of a step with more
 samples than `MAX_SIMULATED_SAMPLES` as many replicas are simulated as have that many, with their part of
@@ -37,7 +37,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from math import ceil, inf, log
 from statistics import fmean
 from typing import Any
@@ -153,14 +152,15 @@ class Loop:
         self._groups: dict[int, tuple[PromptGroup, SampleBatch]] = {}
         self._places: dict[int, Replica] = {}  # of requests with several turns
         self._unfinished: list[PromptGroup] = []  # that partial rollouts go on with
-        self._held: deque[PromptGroup] = deque()  # see [Note: prompts in flight]
-        limit = job.max_prompts_in_flight
+        self._held: deque[tuple[PromptGroup, list[SampleRequest]]] = deque()  # see [Note: prompts in flight]
+        limit = job.max_in_flight
         self._places_left: float = inf if limit is None else max(1, round(self.part * limit))
-        self._num_groups = self._num_started = 0  # prompts drawn, and started
-        self._num_requests = 0
+        self._num_groups = self._num_ended = 0  # prompts drawn, and ended
+        self._num_requests = self._num_started = 0  # samples
         self._awaited = 0  # the batch that the trainer waits for
-        self._queue: deque[PromptGroup] = deque()  # finished and not taken, see [Note: stream]
-        self._wanted = 0  # prompts of the queue that the trainer waits for
+        self._queue: deque[PromptGroup] = deque()  # finished and not taken, see [Note: finished first]
+        self._wanted = 0  # samples of the queue that the trainer waits for
+        self._given_up: set[int] = set()  # samples
         self._enough = self.env.event()
         self._drained = self.env.event()
         environment = job.table.environment
@@ -182,14 +182,35 @@ class Loop:
         self._places.pop(request.number, None)
         group, batch = self._groups[request.group]
         group.unfinished -= 1
-        if group.unfinished:
-            return
-        self._places_left += 1
-        batch.finished.append(group)
-        if self.job.streams:
+        self._places_left += self.job.limits_samples or not group.unfinished
+        if not group.unfinished:
+            batch.finished.append(group)
+            self._end(group)
+        self._start_held()
+
+    def _end(self, group: PromptGroup) -> None:
+        """All samples of a prompt have ended, or are given up."""
+        self._num_ended += bool(group.requests)
+        if self.job.trains_finished_first and group.requests:
             self._queue.append(group)
         if self._has_enough() and not self._enough.triggered:
             self._enough.succeed()
+
+    def _give_up(self) -> None:
+        """End the prompts that the next weights make too old, see [Note: finished first]."""
+        for group, _ in self._groups.values():
+            late = [request for request in group.requests if not request.is_finished]
+            running = [request for request in late if request.start_seconds is not None]
+            if not running or self.version - group.version < self.job.max_staleness:
+                continue
+            for replica in self.replicas:
+                replica.cancel(running)
+            self._places_left += len(running)
+            self._held = deque(held for held in self._held if held[0] is not group)
+            self.dropped_tokens += sum(request.generated for request in running)
+            self._given_up.update(request.number for request in late)
+            group.requests = [request for request in group.requests if request.is_finished]
+            self._end(group)
         self._start_held()
 
     def _answer(self, request: SampleRequest) -> Generator[simpy.Event, Any, None]:
@@ -199,12 +220,15 @@ class Loop:
             yield turn
             if table.seconds:
                 yield self.env.timeout(next(self._turn_seconds[request.number]))
+        if request.number in self._given_up:
+            return
         request.begin_turn(table.observation_tokens)
         self._places[request.number].submit(request)
 
     def start_samples(self) -> None:
         """Start as many samples as may still be trained on, see [Note: capacity]."""
-        while self.started < ceil(self.job.max_staleness) + self.version + 1:
+        more = ceil(len(self._given_up) / (self.part * self.job.num_samples))
+        while self.started < ceil(self.job.max_staleness) + self.version + 1 + more:
             self._start_batch()
             self.started += 1
 
@@ -221,25 +245,27 @@ class Loop:
         self._batches.append(batch)
         for group in groups:
             self._groups[group.number] = group, batch
-        self._held.extend(group for group in groups if group.unfinished)
+            unfinished = [request for request in group.requests if not request.is_finished]
+            parts = [[request] for request in unfinished] if self.job.limits_samples else [unfinished]
+            self._held.extend((group, part) for part in parts if part)
         self._start_held()
 
     def _start_held(self) -> None:
         """Start the prompts that have a place, and may still be trained on."""
-        groups = []
         batches = inf if self.job.is_synchronous else self.job.max_staleness + self.version + 1
-        allowed = batches * max(1, round(self.part * self.job.started_prompts))
-        ended = takewhile(lambda batch: batch.is_complete, self._batches[self.version :])
-        if sum(1 for _ in ended) > self.job.framework.max_batches_ahead:
+        samples = self.job.table.samples_per_prompt * max(1, round(self.part * self.job.started_prompts))
+        allowed = batches * samples + len(self._given_up)
+        if self._num_ended // self._batches[0].needed - self.version > self.job.framework.max_batches_ahead:
             return
+        starting: list[SampleRequest] = []
         while self._held and self._places_left > 0 and self._num_started < allowed:
-            group = self._held.popleft()
-            self._num_started += 1
-            if not any(request.generated for request in group.requests):
+            group, requests = self._held.popleft()
+            self._num_started += len(requests)
+            if requests[0] is group.requests[0] and not any(request.generated for request in group.requests):
                 group.version = self.version
-            groups.append(group)
+            starting += requests
             self._places_left -= 1
-        self._deal([request for group in groups for request in group.requests if not request.is_finished])
+        self._deal(starting)
 
     def _draw_groups(self, count: int) -> list[PromptGroup]:
         table = self.job.table
@@ -322,7 +348,7 @@ class Loop:
             else:
                 yield from self._update_weights()
             synced = env.now - syncing
-            kept = groups if self.job.streams else groups[: self._batches[number].kept]
+            kept = groups[: len(groups) * self._batches[number].kept // self._batches[number].needed]
             ages = [self.version - group.version for group in kept]
             filtered = _requests(groups[len(kept) :])  # finished, but not trained on
             self.dropped_tokens += sum(request.generated for request in filtered)
@@ -335,19 +361,23 @@ class Loop:
 
     def _has_enough(self) -> bool:
         """Whether the trainer can go on."""
-        if self.job.streams:
-            return len(self._queue) >= self._wanted
+        if self.job.trains_finished_first:
+            return sum(len(group.requests) for group in self._queue) >= self._wanted
         return self._batches[self._awaited].is_complete
 
     def _take(self, chunk: int) -> Generator[simpy.Event, Any, list[PromptGroup]]:
         """Wait for the prompts of a chunk of a step, of which the trainer trains on those that are kept."""
         batch = self._batches[self._awaited]
-        self._wanted = batch.needed * (chunk + 1) // self.job.chunks - batch.needed * chunk // self.job.chunks
+        prompts = batch.needed * (chunk + 1) // self.job.chunks - batch.needed * chunk // self.job.chunks
+        self._wanted = prompts * self.job.table.samples_per_prompt
         if not self._has_enough():
             self._enough = self.env.event()
             yield self._enough
-        if self.job.streams:
-            return [self._queue.popleft() for _ in range(self._wanted)]
+        if self.job.trains_finished_first:
+            taken: list[PromptGroup] = []
+            while sum(len(group.requests) for group in taken) < self._wanted:
+                taken.append(self._queue.popleft())
+            return taken
         if self.job.is_synchronous:
             yield from self._stop_rest(batch)
         return batch.finished[: batch.needed]
@@ -373,6 +403,9 @@ class Loop:
     def _update_weights(self) -> Generator[simpy.Event, Any, None]:
         """New weights for engines that stand still. Those that compute caches again forget what they had."""
         stops = [replica.pause() for replica in self.replicas]
+        if self.job.trains_finished_first and not self.job.streams:
+            yield self.env.all_of(stops)
+            self._give_up()
         yield from self._phase("weight_sync", self.times.weight_sync)
         yield self.env.all_of(stops)
         for replica in self.replicas:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import floor
 
 from zsim.plan.memory.capacity import usable_bytes
-from zsim.plan.ops import MODEL_STATES
 from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
 from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes, parameter_bytes, shares_weights
@@ -42,9 +41,9 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     of an update, whose peak is above theirs otherwise. Training is the actor's update or the critic's, beside
     the states of the other that stay."""
     update = {name: int(size) for name, size in times.update.report.peaks["gpu"].at_total.items()}
-    states = {name: update.get(name, 0) for name in MODEL_STATES}
+    states = times.states
     others = {
-        "critic": sum(_kept(job, times.critic_peak).values()),
+        "critic": sum(_kept(job, times.critic_states).values()),
         "reward": times.reward_peak.get("parameters", 0),
         "reference": _shard_bytes(job, states["parameters"]) if job.keeps_reference else 0,
     }
@@ -87,15 +86,15 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
 def host_memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     """The host of a node that trains, in each phase: what the trainer has there in its update, and copies of
     what leaves the GPUs."""
-    peaks = times.update.report.peaks
-    gpu, ranks = peaks["gpu"].at_total, min(job.training_gpus, job.cluster.gpus_per_node)
-    trainer = {name: int(size) for name, size in peaks["host"].at_total.items() if size}
+    peak = times.update.report.peaks["host"]
+    gpu, ranks = times.states, min(job.training_gpus, job.cluster.gpus_per_node)
+    trainer = {name: int(size) for name, size in peak.at_total.items() if size}
     if job.has_reference and not job.keeps_reference and not job.has_adapters:
-        trainer["reference"] = ranks * _shard_bytes(job, int(gpu.get("parameters", 0)))
+        trainer["reference"] = ranks * _shard_bytes(job, gpu["parameters"])
     offloads = job.offloads
     states = ("optimizer_states",) * offloads.optimizer, ("parameters",) * offloads.parameters
-    optimizer, parameters = ({name: ranks * int(gpu.get(name, 0)) for name in names} for names in states)
-    if critic := ranks * sum(times.critic_peak.get(name, 0) for names in states for name in names):
+    optimizer, parameters = ({name: ranks * gpu[name] for name in names} for names in states)
+    if critic := ranks * sum(times.critic_states.get(name, 0) for names in states for name in names):
         trainer["critic"] = critic
     asleep = {"rollout_weights": ranks * job.model.weight_bytes} if offloads.sleep_level == 1 else {}
     own_passes = {_pass_phase(job): PhaseMemory(_sum(trainer, optimizer, asleep))} if _pass_keys(job) else {}

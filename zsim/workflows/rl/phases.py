@@ -14,8 +14,8 @@ from zsim.explain.report_of import report_of_step
 from zsim.fabric.fabric import idle_fabric
 from zsim.operations.operation import Parameter
 from zsim.plan.memory.capacity import framework_memory
-from zsim.plan.memory.tensors import bytes_at_peak
-from zsim.plan.ops import Collective, Group
+from zsim.plan.memory.tensors import bytes_at_peak, resident_bytes_by_category
+from zsim.plan.ops import MODEL_STATES, Collective, Group, Plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.model.adapters import base_model
@@ -59,6 +59,10 @@ class PhaseTimes:
     passes."""
     critic_peak: Mapping[str, int]
     """The same of the critic's update."""
+    states: Mapping[str, int]
+    """Bytes of the actor's states between updates, see `kept_states`."""
+    critic_states: Mapping[str, int]
+    """The same of the critic's."""
     reward_peak: Mapping[str, int]
     """The same of the reward model's pass."""
 
@@ -75,6 +79,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     update = Result(job.update_job, step, report)
     forward = reference = 0.0
     pass_peak, critic_peak, reward_peak = dict[str, int](), dict[str, int](), dict[str, int]()
+    states, critic_states = kept_states(step.peak_plan), dict[str, int]()
     if job.passes:
         whole_pass = _pass(job, job.update_job, simulator)
         forward = reference = whole_pass.seconds
@@ -87,11 +92,12 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         values = _pass(job, job.critic_job, simulator).seconds
         critic = simulate_step(job.critic_job, simulate=simulator.outcome, seconds_only=True)
         critic_updates, critic_peak = job.updates * critic.seconds, _peak_of(critic)
+        critic_states = kept_states(critic.peak_plan)
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
     extra = {name: job.chunks * seconds for name, seconds in rates.phases.items()}  # of every call
-    reload = reload_seconds(job, update.report.peaks["gpu"].by_category)
-    critic_reload = reload_seconds(job, critic_peak)
+    reload = reload_seconds(job, states)
+    critic_reload = reload_seconds(job, critic_states)
     # A reference without adapters is a model of its own, which verl leaves where it is.
     reference_reload = reload if job.has_adapters else 0.0
     reward = reward_seconds(job)
@@ -105,11 +111,13 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         reference + reference_reload + extra.get("reference", 0.0) if job.has_reference else 0.0,
         values + critic_reload + extra.get("values", 0.0) if values else 0.0,
         reward,
-        0.0 if shares_weights(job, update.report.peaks["gpu"].at_total) else sync_seconds(job),
-        offload_seconds(job, update, critic_peak),
+        0.0 if shares_weights(job, states) else sync_seconds(job),
+        offload_seconds(job, states, critic_states),
         job.chunks * rates.seconds + rates.seconds_per_million_tokens * tokens,
         pass_peak,
         critic_peak,
+        states,
+        critic_states,
         reward_peak,
     )
 
@@ -124,6 +132,15 @@ def _peak_of(step: SimulatedStep) -> dict[str, int]:
     """Bytes of the fullest GPU by category at the peak of a step."""
     plan = step.peak_plan
     return {**bytes_at_peak(plan), "framework": framework_memory(step.job, plan).bytes}
+
+
+def kept_states(plan: Plan) -> dict[str, int]:
+    """Bytes of the states that the fullest GPU has between updates. Gradients are among them only as buffers
+    that stay, of Megatron and of ZeRO-3. Others are let go behind the updates of a rollout (volcengine/verl
+    0081137b verl/workers/actor/dp_actor.py `update_policy`, NVIDIA-NeMo/RL
+    nemo_rl/models/policy/dtensor_policy_worker.py `train`, and transformers' Trainer, which TRL's is)."""
+    resident = resident_bytes_by_category(plan)
+    return {name: resident[name] for name in MODEL_STATES}
 
 
 def reload_seconds(job: RlJob, states: Mapping[str, int]) -> float:
@@ -241,14 +258,13 @@ def _gather_seconds(job: RlJob, num_bytes: float, bucket_bytes: float) -> float:
     return seconds * num_bytes / size
 
 
-def offload_seconds(job: RlJob, update: Result, critic: Mapping[str, int]) -> float:
+def offload_seconds(job: RlJob, actor: Mapping[str, int], critic: Mapping[str, int]) -> float:
     """Seconds that a colocated job's states, the critic's among them, take to the host and back, and the
-    engine's sleep and wake."""
+    engine's sleep and wake. Buffers of gradients are let go without a copy (NVIDIA/Megatron-LM core_v0.16.0
+    megatron/core/distributed/param_and_grad_buffer.py `offload_to_cpu`)."""
     if not job.is_colocated:
         return 0.0
-    actor = update.report.peaks["gpu"].by_category
-    names = ("optimizer_states",) * job.offloads.optimizer
-    names += ("parameters", "gradients") * job.offloads.parameters
+    names = ("optimizer_states",) * job.offloads.optimizer + ("parameters",) * job.offloads.parameters
     moved = sum(states.get(name, 0) for states in (actor, critic) for name in names)
     seconds = 2 * moved / job.cluster.copy_bandwidth
     if job.offloads.sleep_level:

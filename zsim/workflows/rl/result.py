@@ -89,6 +89,7 @@ PHASES = (
 
 _THOUSAND = 1000  # steps of a bill
 _LONG_TAIL = 0.3  # of a rollout, and of a step
+_BUSY = 0.9  # of the time, from which a side counts as never resting
 
 _CERTAIN = MemoryErrors(np.empty(0), np.empty(0), 0, 0, 0.0, 0)
 """No errors: an engine fills what `gpu_memory_utilization` gives it."""
@@ -268,9 +269,9 @@ class RlResult(Displayable):
                 "tokens": trained,
                 "tokens_per_second_per_gpu": trained / step.rollout / self.job.rollout_gpus,
                 "running_sequences_mean": _mean_running(self),
-                "preemptions": round(sum(log.preemptions for log in logs) / step.part),
+                "preemptions": round(self.per_step(sum(log.preemptions for log in logs))),
                 "kv_bytes": self._cache_bytes,
-                "prefill_tokens": round(sum(log.prefill_tokens for log in logs) / step.part),
+                "prefill_tokens": round(self.per_step(sum(log.prefill_tokens for log in logs))),
             },
             "busy_fraction": {"trainer": step.busy_training, "rollout": step.busy_rollout},
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
@@ -343,18 +344,18 @@ class RlResult(Displayable):
         )
         yield (
             f"The rollout's GPUs run iterations in {100 * step.busy_rollout:.0f} % of the time, the "
-            f"trainer's train in {100 * step.busy_training:.0f} %."
+            f"trainer's train in {100 * step.busy_training:.0f} %{_balance_advice(self)}."
         )
+        yield _engine_sentence(self)
         if step.max_staleness:
             yield (
                 f"Samples are {step.mean_staleness:.1f} versions older than the policy in the mean, at most "
                 f"{step.max_staleness}."
             )
         if step.dropped_tokens:
-            yield (
-                f"{100 * step.dropped_tokens / (step.dropped_tokens + self._trained_tokens):.0f} % of the "
-                "generated tokens are dropped."
-            )
+            share = 100 * step.dropped_tokens / (step.dropped_tokens + self._trained_tokens)
+            percent = "Less than 1" if share < 1 else f"{share:.0f}"
+            yield f"{percent} % of the generated tokens are dropped."
 
     @property
     def _trained_tokens(self) -> float:
@@ -362,6 +363,11 @@ class RlResult(Displayable):
         return (
             sum(request.response_tokens for request in self.step.requests) / self.step.steps / self.step.part
         )
+
+    def per_step(self, counted: float) -> float:
+        """A step's part of what the logs of the simulated replicas count over all steps."""
+        generated = sum(log.generated_tokens for log in self.step.logs)
+        return counted * (self._trained_tokens + self.step.dropped_tokens) / generated
 
     def lines(self) -> Iterator[str]:
         """The text that `zsim run` prints."""
@@ -404,8 +410,10 @@ class RlResult(Displayable):
         ]
         yield from table(named_columns("Memory", "a GPU", "a node's host", "verdict", "it fits"), rows)
         verdict, name = self.verdict, self._fullest_phase
+        parts = sorted(self.memory[name].by_category.items(), key=lambda part: -part[1])
+        held = ", ".join(f"{what.replace('_', ' ')} {format_bytes(size)}" for what, size in parts if size)
         room = f"{format_bytes(self.phase_capacity_bytes(name))} that can be used in {name.replace('_', ' ')}"
-        yield from paragraph(f"{verdict.word.upper()}: a GPU has {room}, {verdict.chance}.")
+        yield from paragraph(f"{verdict.word.upper()}: a GPU has {room}, {verdict.chance}. It holds {held}.")
         report = self.times.update.report
         if report.out_of_memory is not None and self.memory["training"].total <= self.capacity_bytes:
             yield from paragraph(f"{missing_memory(report.out_of_memory, job.experiment.strategy.kind)}.")
@@ -420,7 +428,8 @@ class RlResult(Displayable):
 def _tail_advice(result: RlResult) -> str:
     """The keys that shorten a rollout that is mostly tail, and that the step waits for."""
     step, table = result.step, result.job.table
-    if step.tail < _LONG_TAIL * step.rollout or step.exposed_rollout < _LONG_TAIL * step.seconds:
+    waits = step.exposed_rollout >= _LONG_TAIL * step.seconds and not _balance_advice(result)
+    if step.tail < _LONG_TAIL * step.rollout or not waits:
         return ""
     keys = ["a lower rl.lengths.max_response"]
     if not result.job.is_synchronous:
@@ -430,6 +439,29 @@ def _tail_advice(result: RlResult) -> str:
         if "async" in result.job.framework.placements:
             keys.insert(1, 'rl.placement = "async"')
     return f", which {' or '.join(keys)} would shorten, and more GPUs do not"
+
+
+def _balance_advice(result: RlResult) -> str:
+    """The side of an asynchronous loop that more GPUs help: the one that never rests while the other does."""
+    step = result.step
+    busy = {"rollout": step.busy_rollout, "trainer": step.busy_training}
+    for side, other in (("rollout", "trainer"), ("trainer", "rollout")):
+        if not result.job.is_synchronous and busy[side] > _BUSY > busy[other]:
+            return f", so that a step is as long as the {side} takes, and more GPUs for it shorten the step"
+    return ""
+
+
+def _engine_sentence(result: RlResult) -> str:
+    """How many sequences an engine runs, how much of its cache they take, and whether it was too small."""
+    logs, job = result.step.logs, result.job
+    used = max(log.peak_blocks for log in logs) / job.limits.cache_blocks
+    text = (
+        f"A replica of {format_gpus(job.model.layout.gpus)} runs {_mean_running(result):,.0f} sequences in "
+        f"the mean, which take up to {100 * used:.0f} % of its cache"
+    )
+    if preemptions := round(result.per_step(sum(log.preemptions for log in logs))):
+        text += f" and are preempted {preemptions:,} times a step, as it is too small for more"
+    return f"{text}."
 
 
 def _mean_running(result: RlResult) -> float:

@@ -25,7 +25,7 @@ alone (srt/managers/schedule_policy.py), and under its default each computes the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,6 +141,21 @@ class Replica:
         self.reset_cache()
         self._record()
         return requests
+
+    def cancel(self, requests: Collection[SampleRequest]) -> None:
+        """Let go of those of these requests that wait or run here. No iteration may run, see `pause`."""
+        assert not self.limits.reserves_responses, "promised blocks are not given back"
+        self._update_requests()
+        is_kept = np.array([request not in requests for request in self._decoding], dtype=bool)
+        released = [*self._decoding[~is_kept]]
+        self._keep(is_kept)
+        if self._partial in requests:
+            released.append(self._partial)
+            self._partial = None
+        for request in released:
+            self._release(request)
+        self._waiting = deque(request for request in self._waiting if request not in requests)
+        self._record()
 
     def pause(self) -> simpy.Event:
         """Stop after the iteration that runs, until `resume`. Returns the event that it has ended."""
