@@ -47,11 +47,9 @@ class Optimizer:
         return self.library == "torch" and self.launches == "per list"
 
 
-def _read_optimizers() -> Mapping[str, Optimizer]:
-    return {row["name"]: Optimizer(**row) for row in preset_table("optimizers")["optimizer"]}
-
-
-OPTIMIZERS: Mapping[str, Optimizer] = _read_optimizers()
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    row["name"]: Optimizer(**row) for row in preset_table("optimizers")["optimizer"]
+}
 
 # Optimizers that people name and zsim does not simulate, and why.
 REFUSED: Mapping[str, str] = {
