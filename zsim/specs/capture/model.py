@@ -207,8 +207,7 @@ def _notes(recording: ModuleRecording, unused: Sequence[Module]) -> tuple[str, .
         examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         notes.append(
             f"{len(names)} modules have parameters that forward does not use ({examples}); they are sharded "
-            "and "
-            "updated like the others"
+            "and updated like the others"
         )
     return tuple(notes)
 
@@ -230,8 +229,7 @@ def _segments_of(
             if path and call_per_path.setdefault(path, call) != call:
                 raise InputError(
                     f"{where}: block '{path}' runs more than once in a forward, which zsim does not "
-                    "simulate; "
-                    "expected blocks that run once each"
+                    "simulate; expected blocks that run once each"
                 )
             segments.append(CapturedSegment(path, call))
         segment_numbers[number] = len(segments) - 1

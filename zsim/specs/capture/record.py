@@ -52,8 +52,7 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wh
     if not example:
         raise InputError(
             f"{where}: no tensor among the example's inputs; expected the inputs of "
-            f"{type(module).__name__}'s "
-            "forward, of which the first dimension of the first counts the samples"
+            f"{type(module).__name__}'s forward, of which the first dimension of the first counts the samples"
         )
     samples = max(1, example[0].shape[0])
     recording = ModuleRecording(samples, _positions(example), False, _module_tree(meta_module), [])
@@ -91,9 +90,8 @@ def _explain_error(where: str, module: nn.Module, recorder: Recorder, problem: E
     ):
         return (
             f"{prefix}: the code depends on the values of tensors, and a module without weights has none; "
-            "expected control flow and shapes that depend on shapes alone (experts by a grouped "
-            "product instead "
-            "of a loop over those that were hit)"
+            "expected control flow and shapes that depend on shapes alone (experts by a grouped product "
+            "instead of a loop over those that were hit)"
         )
     if "device" in message:
         return (

@@ -178,8 +178,7 @@ def resolve_megatron(
     if table.grad_reduce_dtype not in ("fp32", compute_dtype):
         raise InputError(
             f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' with parameters in "
-            f"{compute_dtype}; "
-            f"expected 'fp32' or '{compute_dtype}'"
+            f"{compute_dtype}; expected 'fp32' or '{compute_dtype}'"
         )
     if table.engine == "internevo" and table.grad_reduce_dtype != compute_dtype:
         raise InputError(
@@ -260,8 +259,7 @@ def _check_fp8(table: MegatronTable, training: TrainingConfig) -> None:
         if getattr(table, key) and training.precision != "fp8":
             raise InputError(
                 f"strategy.{key}: found true with training.precision '{training.precision}', where nothing "
-                f"is "
-                "cast; expected precision 'fp8', or false"
+                "is cast; expected precision 'fp8', or false"
             )
 
 
