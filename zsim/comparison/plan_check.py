@@ -32,7 +32,7 @@ from zsim.errors import InputError
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.report.views.meanings import span_meaning
 from zsim.trace.trace import COLLECTIVES, Trace
-from zsim.units import format_bytes
+from zsim.units import format_bytes, format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Call:
     @property
     def title(self) -> str:
         """The call in words: `all-gather of blocks.3 (436.22 MB bf16, 64 ranks)`."""
-        ranks = f"{self.group_size:,} rank{'' if self.group_size == 1 else 's'}"
+        ranks = format_count(self.group_size, "rank")
         if self.group_stride not in (None, 1):
             ranks += f" {self.group_stride} apart"
         size = f"{format_bytes(self.bytes)} {self.dtype}".rstrip()

@@ -33,7 +33,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import has_experts
 from zsim.study.sweep.points import Point
 from zsim.study.tune.remedy import remedy_of
-from zsim.units import GIGABYTES, format_bytes, format_seconds
+from zsim.units import GIGABYTES, format_bytes, format_seconds, format_setting
 from zsim.validated.verdict import Verdict, mark_meanings, verdict_content, verdict_of
 
 BY = ("category", "phase", "time")
@@ -348,7 +348,7 @@ def variant_label(variant: Variant) -> str:
 def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_format_value(inner)}" for key, inner in value.items()) or "as the rest"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return format_setting(value)
 
 
 def _variant_dict(variant: Variant) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from zsim.errors import InputError
 from zsim.operations.operation import Operation, Role, operations_of
@@ -477,13 +478,8 @@ def _numels(recording: ModuleRecording) -> dict[str, int]:
     """Elements of the parameters at and below every module."""
     total = dict.fromkeys(recording.modules, 0)
     for parameter in recording.parameters:
-        numel = 1
-        for size in parameter.shape:
-            numel *= size
-        path = parameter.name.rpartition(".")[0]
-        while True:
-            total[path] = total.get(path, 0) + numel
-            if not path:
-                break
+        path = parameter.name
+        while path:
             path = path.rpartition(".")[0]
+            total[path] = total.get(path, 0) + prod(parameter.shape)
     return total

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
-from zsim.specs.capture.recorder import Recorder
+from zsim.specs.capture.recorder import Recorder, tensors_of
 from zsim.specs.capture.recording import ModuleRecord, ModuleRecording, ParameterRecord, Product
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wh
     if not parameters:
         raise InputError(f"{where}: {type(module).__name__} has no parameters; expected a module to train")
     inputs, keywords = meta_inputs(args, kwargs, low)
-    example = _inputs(inputs, keywords)
+    example = tensors_of((inputs, keywords))
     if not example:
         raise InputError(
             f"{where}: no tensor among the example's inputs; expected the inputs of "
@@ -101,13 +101,6 @@ def _explain_error(where: str, module: nn.Module, recorder: Recorder, problem: E
     return f"{prefix}; expected a forward and backward that run on these inputs"
 
 
-def _inputs(args: Any, kwargs: Any) -> list[Tensor]:
-    import torch
-    from torch.utils import _pytree
-
-    return [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-
-
 def _positions(example: list[Tensor]) -> int | None:
     """The length of a sample where the first input is token ids."""
     first = example[0]
@@ -153,7 +146,9 @@ def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
 
     memo: dict[int, Any] = {}
     converts = all(
-        weight.dtype in (torch.float32, torch.float64) for weight in _floating(module.parameters())
+        weight.dtype in (torch.float32, torch.float64)
+        for weight in module.parameters()
+        if weight.is_floating_point()
     )
 
     def meta(tensor: Tensor) -> Tensor:
@@ -176,10 +171,6 @@ def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
         ) from None
     assert isinstance(copied_module, torch.nn.Module)
     return copied_module.train(module.training)
-
-
-def _floating(tensors: Any) -> list[Any]:
-    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 def meta_inputs(
@@ -271,27 +262,18 @@ def loss_of(out: Any) -> list[Tensor]:
 
 def outputs_of(out: Any) -> list[Tensor]:
     """All floating-point tensors that a module returned."""
-    import torch
-    from torch.utils import _pytree
-
-    tree = dict(out) if isinstance(out, Mapping) else getattr(out, "__dict__", out)
-    leaves = _pytree.tree_leaves(out) if not isinstance(out, Mapping) else _pytree.tree_leaves(tree)
-    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        leaves = _pytree.tree_leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    tensors = tensors_of(dict(out) if isinstance(out, Mapping) else out)
+    tensors = tensors or tensors_of(getattr(out, "__dict__", ()))
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 def _install_hooks(module: nn.Module, recorder: Recorder) -> list[Any]:
     """Hooks that tell the recorder which module runs."""
-    import torch
-    from torch.utils import _pytree
-
     handles: list[Any] = []
     for path, submodule in module.named_modules():
 
         def enter_module(_: Any, args: Any, kwargs: Any, path: str = path) -> None:
-            leaves = _pytree.tree_leaves((args, kwargs))
-            recorder.enter(path, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+            recorder.enter(path, tensors_of((args, kwargs)))
 
         def leave_module(_: Any, args: Any, out: Any) -> None:
             recorder.leave()

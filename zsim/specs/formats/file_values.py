@@ -13,6 +13,7 @@ from zsim.specs.formats.config_file import TrainingFile, flatten
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.model.hub_names import hub_id_of_path, locate_model, missing_model, preset_of_folder
+from zsim.units import format_setting
 
 _NOUNS: Mapping[type, str] = {
     int: "a whole number",
@@ -203,8 +204,7 @@ class FileValues:
         """The value of a key, or its program's default, of which a note says that it was taken."""
         if self.has(key):
             return self.values[key]
-        shown = str(value).lower() if isinstance(value, bool) else value
-        self.assumptions.append(f"{key} {shown}")
+        self.assumptions.append(f"{key} {format_setting(value)}")
         return value
 
     def read(self, *keys: str) -> None:
