@@ -98,13 +98,13 @@ def capture_function(text: str) -> ModelSpec:
             "a tensor, a sequence of its forward's arguments, or a mapping of its keywords"
         )
     module, inputs = module_and_inputs
-    args, kwargs = _arguments(inputs, torch)
+    args, kwargs = _arguments(inputs)
     model = capture_module(module, args, kwargs, where, text.rpartition(":")[2])
     assert model.captured is not None
     return replace(model, captured=replace(model.captured, function=text))
 
 
-def _arguments(inputs: Any, torch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), {str(name): value for name, value in inputs.items()}
     if isinstance(inputs, tuple | list):

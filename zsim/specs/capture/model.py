@@ -62,7 +62,7 @@ def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
         blocks=blocks,
         after=after,
         block_prefix=next((path.rpartition(".")[0] for path in names if path), ""),
-        is_tied=_is_tied(recording, before, after),
+        is_tied=_is_tied(before, after),
         source=source,
         block_names=names,
         registration=registration,
@@ -144,7 +144,7 @@ def _registration_order(recording: ModuleRecording, path: str, modules: Sequence
     return tuple(sorted(first_index, key=lambda name: first_index[name]))
 
 
-def _is_tied(recording: ModuleRecording, before: Sequence[Module], after: Sequence[Module]) -> bool:
+def _is_tied(before: Sequence[Module], after: Sequence[Module]) -> bool:
     """Whether a product after the blocks uses the weight of an embedding before them."""
     tables = [module.numel for module in before if module.role is Role.EMBEDDING]
     return any(

@@ -65,9 +65,9 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wh
         shape = tuple(parameter.shape)
         recording.parameters.append(ParameterRecord(name, shape, parameter.requires_grad, number))
     for buffer in meta_module.buffers():
-        recorder.register(buffer, is_input=True)
+        recorder.register(buffer)
     for tensor in example:
-        recorder.register(tensor, grows=tensor.dim() > 0 and tensor.shape[0] == samples, is_input=True)
+        recorder.register(tensor, grows=tensor.dim() > 0 and tensor.shape[0] == samples)
     try:
         run(meta_module, inputs, keywords, recorder)
     except InputError as problem:

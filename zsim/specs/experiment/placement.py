@@ -173,9 +173,7 @@ def resolve_placement(
         raise InputError(
             f"{where}placement.fabric_nodes: found {fabric}, too few for {requirement}{owners_phrase}"
         )
-    return Placement(
-        fabric, table.nodes or _choose_nodes(table, cluster, fabric, free_nodes, len(counts)), counts
-    )
+    return Placement(fabric, table.nodes or _choose_nodes(table, cluster, free_nodes, len(counts)), counts)
 
 
 def _apply_listed_nodes(
@@ -268,7 +266,7 @@ def _uneven_counts(
 
 
 def _choose_nodes(
-    table: PlacementTable, cluster: Cluster, fabric: int, free_nodes: Sequence[int], count: int
+    table: PlacementTable, cluster: Cluster, free_nodes: Sequence[int], count: int
 ) -> tuple[int, ...]:
     """The free nodes that the policy chooses, in the order of their numbers, as schedulers list them."""
     if table.policy == "random":

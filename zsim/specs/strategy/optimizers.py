@@ -36,8 +36,6 @@ class Optimizer:
     """States of 100,000 elements or more are unified memory."""
     rounds_stochastically: bool = False
     """It can write 16-bit weights with stochastic rounding."""
-    needs_shapes: bool = False
-    """It treats matrices otherwise than vectors."""
     strategy: str = ""
     """The only strategy that has it, for one that reduces gradients itself."""
 

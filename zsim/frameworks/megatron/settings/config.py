@@ -223,7 +223,7 @@ def resolve_megatron(
         waits_sends=has_core and release >= _SEND_WAIT_RELEASE,
         saves_replicated_states=has_core and release >= _REPLICA_SAVE_RELEASE,
         scatters_messages=is_megatron and not has_core and release >= _SCATTER_RELEASE,
-        fsdp=resolve_megatron_fsdp(table, release, ranks),
+        fsdp=resolve_megatron_fsdp(table, ranks),
         precision_aware=resolve_precision_aware(table, release, training),
         offload=resolve_cpu_optimizer(table, release),
         workspaces=_cublas_workspaces(table, capability) if has_core and is_megatron else (),
