@@ -238,6 +238,11 @@ def _format_scaled(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}"
 
 
+def round_digits(value: float, digits: int) -> float:
+    """The value with so many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
 def format_seconds(seconds: float) -> str:
     """Seconds as text: 3.210 s, 14.20 ms, 8.0 us."""
     if abs(seconds) >= 1:

@@ -30,6 +30,7 @@ from zsim.report.breakdown import step_breakdown
 from zsim.report.memory import memory_peaks
 from zsim.report.traffic import overlap_fraction
 from zsim.trace.trace import Trace
+from zsim.units import round_digits
 from zsim.version import __version__
 
 # In addition to pass, fail and inconclusive: a known miss (named in the baseline), and what zsim cannot
@@ -119,7 +120,7 @@ def figures_of(trace: Trace) -> dict[str, float]:
         if peak.total:
             figures[f"{device}_total_bytes"] = peak.total
             figures |= {f"{device}_{name}_bytes": size for name, size in peak.by_category.items() if size}
-    return {name: _round_digits(value) for name, value in figures.items()}
+    return {name: round_digits(value, _DIGITS) for name, value in figures.items()}
 
 
 def seconds_by_class(trace: Trace) -> dict[str, float]:
@@ -128,11 +129,7 @@ def seconds_by_class(trace: Trace) -> dict[str, float]:
         return {}
     rank_trace = trace.select_rank(int(trace.ranks[0]))
     classes = group_ops(rank_trace, has_phases=has_phases_recorded(rank_trace))
-    return {name: _round_digits(ops.seconds) for name, ops in classes.items()}
-
-
-def _round_digits(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+    return {name: round_digits(ops.seconds, _DIGITS) for name, ops in classes.items()}
 
 
 def pinned_content(trace: Trace) -> dict[str, Any]:
