@@ -47,6 +47,11 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return f"; did you mean '{match}'?" if match else ""
 
 
+def shorten(text: str, width: int = 60) -> str:
+    """The beginning of a text, at most `width` characters with the dots that stand for the rest."""
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
 def check_choice(start: str, name: str, options: Iterable[str], more: str = "") -> None:
     """Raise InputError, with the nearest option, unless `name` is one of them.
 

@@ -34,9 +34,8 @@ def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
     if len(content) > max_bytes:
         raise InputError(
-            f"{path}: is of {max(size, len(content)):,} bytes; expected at most {max_bytes:,}, more than "
-            "any such "
-            "file has"
+            f"{path}: is of {max(size, len(content)):,} bytes; expected at most {max_bytes:,}, more than any "
+            "such file has"
         )
     return content
 

@@ -196,9 +196,19 @@ def format_energy(megawatt_hours: float) -> str:
     return f"{format_amount(megawatt_hours * 1e6)} Wh"
 
 
+def format_count(count: int, noun: str) -> str:
+    """A number of things as text: "1 run", "1,024 runs"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_gpus(count: int) -> str:
     """Number of GPUs: "1 GPU", "1,024 GPUs"."""
-    return f"{count:,} GPU{'' if count == 1 else 's'}"
+    return format_count(count, "GPU")
+
+
+def format_setting(value: object) -> str:
+    """A value as files spell it, text without quotes: true, 4096, full."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def format_tokens(count: float) -> str:
@@ -226,6 +236,11 @@ def _format_scaled(value: float, unit: str) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.2f} {prefix}{unit}"
     return f"{value:.0f} {unit}"
+
+
+def round_digits(value: float, digits: int) -> float:
+    """The value with so many significant digits."""
+    return float(f"{value:.{digits}g}")
 
 
 def format_seconds(seconds: float) -> str:

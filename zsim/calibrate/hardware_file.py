@@ -13,6 +13,7 @@ from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.formats.toml import toml_text
+from zsim.units import round_digits
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def calibrate(
             table_fits = [fit for fit in gpu_fits if _is_fit_of(fit, table)]
             content = tables.setdefault(f"gpu.{table}", _origin(table_fits, rows))
             if key.startswith("by_dtype."):
-                content.setdefault("by_dtype", {})[key.removeprefix("by_dtype.")] = _round_digits(value)
+                content.setdefault("by_dtype", {})[key.removeprefix("by_dtype.")] = round_digits(value, 4)
             else:
                 content[key] = _quantity(value, fit.units.get(dotted, ""))
             if dotted == "gemm.max_fraction" and cluster.gpu.gemm.transformer_engine_ratio != 1:
@@ -167,18 +168,14 @@ _UNIT_OF = {
 def _quantity(value: float, unit: str) -> Any:
     """A number as files have it: seconds in microseconds, rates in GB/s or GFLOP/s, bytes as integers."""
     if unit == "s":
-        return f"{_round_digits(value * 1e6)} us"
+        return f"{round_digits(value * 1e6, 4)} us"
     if unit == "B/s":
-        return f"{_round_digits(value / 1e9)} GB/s"
+        return f"{round_digits(value / 1e9, 4)} GB/s"
     if unit == "FLOP/s":
-        return f"{_round_digits(value / 1e9)} GFLOP/s"
+        return f"{round_digits(value / 1e9, 4)} GFLOP/s"
     if unit == "B":
         return f"{round(value)} B"
-    return _round_digits(value)
-
-
-def _round_digits(value: float) -> float:
-    return float(f"{value:.4g}")
+    return round_digits(value, 4)
 
 
 def _fit_dict(fit: CurveFit) -> dict[str, Any]:

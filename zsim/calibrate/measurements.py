@@ -156,8 +156,6 @@ class FrameworkLogs:
 
     noun: str = ""
     """What they are called, with an article."""
-    short_noun: str = ""
-    """What help calls them."""
     has_folders = False
     """Whether some are folders."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from zsim.comparison.clock_check import ClockCheck
 from zsim.comparison.memory_check import MemoryCheck
 from zsim.comparison.plan_check import PlanCheck
-from zsim.comparison.verdict import Metric, Tolerances, Verdict, overall_verdict
+from zsim.comparison.verdict import FORMATS, Metric, Tolerances, Verdict, overall_verdict
 from zsim.files import write_atomically
 from zsim.report.breakdown import step_breakdown
 from zsim.report.views.html.figure import Attributes, Figure
@@ -26,7 +26,7 @@ from zsim.report.views.meanings import BREAKDOWN, CAPACITY, span_meaning
 from zsim.report.views.result import Column
 from zsim.report.views.text.plain import paragraph, table
 from zsim.trace.trace import Trace
-from zsim.units import format_bytes, format_percent, format_seconds
+from zsim.units import format_seconds
 from zsim.validated.validation import format_range
 from zsim.version import __version__
 
@@ -182,7 +182,7 @@ def _metric_differences(comparison: Comparison) -> Iterator[Difference]:
 
 def metric_sentence(metric: Metric, doubt: str = "") -> str:
     """`all-gather, 64 ranks: 1.10 s simulated, 1.21 s recorded (-9.1 %): every call 1.10 times as long`."""
-    show = {"seconds": format_seconds, "bytes": format_bytes, "fraction": format_percent}[metric.unit]
+    show = FORMATS[metric.unit]
     text = f"{metric.name}: {show(metric.simulated)} simulated, {show(metric.recorded)} recorded"
     if metric.error is not None:
         points = " points" if metric.unit == "fraction" else " %"
@@ -265,13 +265,6 @@ def _table(comparison: Comparison) -> list[str]:
     return table(_COLUMNS, rows)
 
 
-def format_figure(metric: Metric, value: float) -> str:
-    """A figure of the metric as text with its unit."""
-    if metric.unit == "fraction":
-        return f"{value * 100:.1f} %"
-    return format_seconds(value) if metric.unit == "seconds" else format_bytes(value)
-
-
 def format_error(metric: Metric) -> str:
     """The signed error in percent, or in percentage points, or "new" where the recorded figure is 0."""
     if metric.error is None:
@@ -332,10 +325,8 @@ def _tiles(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 
 
 def _simulated_and_recorded(metric: Metric) -> str:
-    return (
-        f"{format_figure(metric, metric.simulated)} simulated, {format_figure(metric, metric.recorded)} "
-        "recorded"
-    )
+    show = FORMATS[metric.unit]
+    return f"{show(metric.simulated)} simulated, {show(metric.recorded)} recorded"
 
 
 def _views(comparison: Comparison) -> list[tuple[str, float, float]]:
@@ -355,19 +346,12 @@ def _tables(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, str, 
         ("Memory", comparison.memory.metrics),
     ):
         if metrics:
-            yield (
-                title,
-                [
-                    (
-                        m.name,
-                        format_figure(m, m.simulated),
-                        format_figure(m, m.recorded),
-                        format_error(m),
-                        m.verdict,
-                    )
-                    for m in metrics
-                ],
-            )
+            rows = []
+            for metric in metrics:
+                show = FORMATS[metric.unit]
+                figures = show(metric.simulated), show(metric.recorded), format_error(metric)
+                rows.append((metric.name, *figures, metric.verdict))
+            yield title, rows
 
 
 def _plot(name: str, caption: str, figure: Figure | None) -> Plot | None:

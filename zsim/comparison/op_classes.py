@@ -30,12 +30,11 @@ def add_transfers(trace: Trace) -> Trace:
     lengths = trace.end_seconds - trace.start_seconds
     shortest = np.full(len(trace.infos), np.inf)
     np.minimum.at(shortest, trace.info_indices, lengths)
-    is_collective = np.array([info.kind in COLLECTIVES for info in trace.infos], dtype=bool)
     is_once_per_rank = np.bincount(trace.info_indices, minlength=len(trace.infos)) <= len(
         np.unique(trace.ranks)
     )
     transfers = np.where(
-        (is_collective & is_once_per_rank)[trace.info_indices], shortest[trace.info_indices], np.nan
+        trace.is_of(COLLECTIVES) & is_once_per_rank[trace.info_indices], shortest[trace.info_indices], np.nan
     )
     return replace(trace, transfer_seconds=transfers)
 
@@ -104,8 +103,7 @@ def class_name(info: SpanInfo, has_phases: bool) -> str:
 
 def has_kernels(trace: Trace) -> bool:
     """Whether the trace has kernels."""
-    is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
-    return bool(len(trace)) and bool(is_kernel[trace.info_indices].any())
+    return bool(trace.is_of(COMPUTE_KINDS).any())
 
 
 def has_phases_recorded(trace: Trace) -> bool:
@@ -113,9 +111,8 @@ def has_phases_recorded(trace: Trace) -> bool:
     if not len(trace):
         return False
     seconds = trace.end_seconds - trace.start_seconds
-    is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
     is_known = np.array([bool(info.phase) or info.kind == "optimizer" for info in trace.infos], dtype=bool)
-    kernels = is_kernel[trace.info_indices]
+    kernels = trace.is_of(COMPUTE_KINDS)
     known_seconds = float(seconds[kernels & is_known[trace.info_indices]].sum())
     return known_seconds >= _KNOWN_PHASES * float(seconds[kernels].sum()) and known_seconds > 0
 

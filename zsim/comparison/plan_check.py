@@ -24,15 +24,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-import numpy as np
-
 from zsim.comparison.alignment import Alignment, align
 from zsim.comparison.verdict import Verdict
 from zsim.errors import InputError
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.report.views.meanings import span_meaning
-from zsim.trace.trace import COLLECTIVES, Trace
-from zsim.units import format_bytes
+from zsim.trace.trace import Trace
+from zsim.units import format_bytes, format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class Call:
     @property
     def title(self) -> str:
         """The call in words: `all-gather of blocks.3 (436.22 MB bf16, 64 ranks)`."""
-        ranks = f"{self.group_size:,} rank{'' if self.group_size == 1 else 's'}"
+        ranks = format_count(self.group_size, "rank")
         if self.group_stride not in (None, 1):
             ranks += f" {self.group_stride} apart"
         size = f"{format_bytes(self.bytes)} {self.dtype}".rstrip()
@@ -86,14 +84,9 @@ def calls_of_plan(plan: Plan, rank: int = 0) -> list[Call]:
 
 def calls_of_trace(trace: Trace, rank: int) -> list[Call]:
     """The collectives of `rank`, by the time the host issued them, or their start where that is unknown."""
-    is_collective = np.array([info.kind in COLLECTIVES for info in trace.infos], dtype=bool)
-    if not len(trace):
-        return []
-    spans = np.flatnonzero((trace.ranks == rank) & is_collective[trace.info_indices])
-    issue_times = np.where(np.isnan(trace.issue_seconds), trace.start_seconds, trace.issue_seconds)[spans]
     groups = trace.metadata.get("groups", {})
     calls = []
-    for span in spans[np.argsort(issue_times, kind="stable")].tolist():
+    for span in trace.calls(rank).tolist():
         info = trace.infos[trace.info_indices[span]]
         size, stride = groups.get(info.group, (info.group_size, None))
         stride = stride if size == info.group_size else None

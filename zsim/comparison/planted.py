@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Floats
 from zsim.trace.trace import COLLECTIVES, MemoryEvents, SpanInfos, Trace
 
 
@@ -128,7 +128,4 @@ def _added_delay(times: Floats, moments: Floats, extra: Floats) -> Floats:
 def _nth_call_span(trace: Trace, number: int, rank: int | None) -> int:
     """The span of the rank's collective number `number`. Raises IndexError where there are fewer."""
     rank = int(trace.ranks[0]) if rank is None else rank
-    is_collective = np.array([info.kind in COLLECTIVES for info in trace.infos], dtype=bool)
-    spans: Ints = np.flatnonzero((trace.ranks == rank) & is_collective[trace.info_indices])
-    issue_times = np.where(np.isnan(trace.issue_seconds), trace.start_seconds, trace.issue_seconds)[spans]
-    return int(spans[np.argsort(issue_times, kind="stable")][number])
+    return int(trace.calls(rank)[number])

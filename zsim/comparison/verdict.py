@@ -7,15 +7,20 @@ or a match. Such a figure is `inconclusive`: it neither fails a check nor passes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from zsim.errors import InputError, check_choice
 from zsim.trace.trace import Trace
+from zsim.units import format_bytes, format_percent, format_seconds
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 Unit = Literal["seconds", "bytes", "fraction"]
+# How the figures of a unit are shown.
+FORMATS: Mapping[Unit, Callable[[float], str]] = {
+    "seconds": format_seconds, "bytes": format_bytes, "fraction": format_percent,
+}  # fmt: skip
 
 MAX_FOREIGN_FRACTION = 0.10  # of the machine; above it, a wall time is not judged
 NEGLIGIBLE_FRACTION = (

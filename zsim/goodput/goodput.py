@@ -435,13 +435,13 @@ def simulate_prepared(
     is_auto = table.checkpoint.every == "auto"
     curve = None
     if not is_auto and cost is not None:
-        _give_up_seconds(prepared, prepared.scenario(_work_seconds(prepared, None)))
+        _give_up_seconds(prepared.scenario(_work_seconds(prepared, None)))
     if cost is not None and (compares or is_auto):
-        _give_up_seconds(prepared, prepared.scenario(starting_interval(prepared.scenario(math.inf), cost)))
+        _give_up_seconds(prepared.scenario(starting_interval(prepared.scenario(math.inf), cost)))
         curve = best_interval(interval, cost, table.seed, jobs=workers)
     work = math.inf if cost is None else _work_seconds(prepared, curve)
     scenario = prepared.scenario(work)
-    scenario = replace(scenario, limit_seconds=_give_up_seconds(prepared, scenario))
+    scenario = replace(scenario, limit_seconds=_give_up_seconds(scenario))
     pilot = pilot_of(scenario, table.seed)
     _check_pilot(scenario, pilot)
     num_run_parts = num_parts(scenario, num_requested_seeds, pilot)
@@ -491,7 +491,7 @@ def _work_seconds(prepared: PreparedRun, curve: IntervalCurve | None) -> float:
     return checkpoint.seconds_of(checkpoint.every, prepared.first.step_seconds)
 
 
-def _give_up_seconds(prepared: PreparedRun, scenario: Scenario) -> float:
+def _give_up_seconds(scenario: Scenario) -> float:
     """Seconds after which a run of this scenario is given up. Raises InputError where hardly any work would
     be kept."""
     phase, failures = scenario.phases[0], scenario.failures

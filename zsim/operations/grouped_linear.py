@@ -91,14 +91,14 @@ class GroupedLinear(Operation):
             casts = (*input_casts, *weight_casts)
         copies_before, copies_after = self._padding_copies(shape, options, is_backward=False)
         if self._concatenates_rows:
-            casts = (*casts, _elementwise(2 * rows * k * options.activation_bytes, options))
+            casts = (*casts, elementwise(2 * rows * k * options.activation_bytes, options.kernel_dtype))
         products = (*dequantise_kernels(module, options), self._product(module, rows, (n, k), options, "nt"))
         has_bias = module.has_bias
         bias: Kernels = ()
         if self.scored_bias_bytes:
             bias = self._scored_bias(rows, options).forward
         elif has_bias:
-            bias = (_elementwise(3 * rows * n * options.activation_bytes, options, 2),)
+            bias = (elementwise(3 * rows * n * options.activation_bytes, options.kernel_dtype, 2),)
         return (*copies_before, *casts, *products, *bias, *copies_after)
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -114,11 +114,11 @@ class GroupedLinear(Operation):
             weights = fp8.weight_casts(self.num_experts * k * n, options, is_backward=True)
             kernels = (*self._casts(rows * n, options), *weights, *kernels)
         if (module.shares_input or self.is_adapter) and not options.compile:
-            kernels = (*kernels, _elementwise(3 * rows * k * element, options))
+            kernels = (*kernels, elementwise(3 * rows * k * element, options.kernel_dtype))
         if self._concatenates_rows:
             passes = self.num_experts + 2 + 3 * (self.num_experts - 1)
             launches = 3 * self.num_experts - 1
-            kernels = (*kernels, _elementwise(passes * rows * k * element, options, launches))
+            kernels = (*kernels, elementwise(passes * rows * k * element, options.kernel_dtype, launches))
         if self.scored_bias_bytes:
             kernels = (*self._scored_bias(rows, options).backward, *kernels)
         copies_before, copies_after = self._padding_copies(shape, options, is_backward=True)
@@ -132,7 +132,7 @@ class GroupedLinear(Operation):
         product = self._product(module, rows, (n, k), options, "tn")
         if self.scored_bias_bytes or not module.has_bias:
             return (product,)
-        return product, _elementwise(2 * rows * n * options.activation_bytes, options, 2)
+        return product, elementwise(2 * rows * n * options.activation_bytes, options.kernel_dtype, 2)
 
     def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """The rows, unless the weight is frozen, and the whole weight where forward made it of 4 bits."""
@@ -185,11 +185,11 @@ class GroupedLinear(Operation):
         return _ForwardAndBackward(
             (
                 _broadcast_products(numel, p, count, options),
-                _elementwise(numel * forward, options, count + 1 + casts),
+                elementwise(numel * forward, options.kernel_dtype, count + 1 + casts),
             ),
             (
                 _broadcast_products(2 * numel, w + p, 2 * count, options),
-                _elementwise(numel * backward, options, (2 + casts) * count + 1 + casts),
+                elementwise(numel * backward, options.kernel_dtype, (2 + casts) * count + 1 + casts),
             ),
         )
 
@@ -307,7 +307,3 @@ def _broadcast_products(elements: int, each_bytes: int, launches: int, options: 
 def _copies(elements: float, launches: int, options: WorkOptions) -> Kernel:
     moved_bytes = float(elements * options.activation_bytes)
     return Kernel("elementwise", 0.0, moved_bytes, options.kernel_dtype, (), launches)
-
-
-def _elementwise(num_bytes: float, options: WorkOptions, launches: int = 1) -> Kernel:
-    return elementwise(num_bytes, options.kernel_dtype, launches)

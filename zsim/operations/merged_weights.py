@@ -43,7 +43,7 @@ class MergedWeights(Operation):
         return (
             *products,
             *self._factor_casts(options),
-            _elementwise(2 * self.num_experts * n * r * e, options),
+            elementwise(2 * self.num_experts * n * r * e, options.kernel_dtype),
         )
 
     def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
@@ -90,8 +90,4 @@ class MergedWeights(Operation):
         if not self.casts or options.activation_bytes == 4:
             return ()
         numel = self.num_experts * self.rank * (self.in_features + self.out_features)
-        return (_elementwise(numel * (4 + options.activation_bytes), options, 2),)
-
-
-def _elementwise(num_bytes: float, options: WorkOptions, launches: int = 1) -> Kernel:
-    return elementwise(num_bytes, options.kernel_dtype, launches)
+        return (elementwise(numel * (4 + options.activation_bytes), options.kernel_dtype, 2),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zsim.cost.kernels.kernel import Kernel, elementwise
+from zsim.cost.kernels.kernel import elementwise
 from zsim.cost.kernels.moved_rows import TRANSFORMERS_KERNELS, ExpertKernelSet, MoveCost, MoveKind, RowPasses
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation
@@ -46,8 +46,8 @@ class Rearrange(Operation):
         kernels = self._move_kernels(self.move_cost(options).forward, shape, options)
         token = shape.tokens * self.width * e
         if self.shared == "gated":
-            kernels = (*kernels, _elementwise(2 * token, options, 2))
-        return kernels if self.shared == "none" else (*kernels, _elementwise(3 * token, options))
+            kernels = (*kernels, elementwise(2 * token, options.kernel_dtype, 2))
+        return kernels if self.shared == "none" else (*kernels, elementwise(3 * token, options.kernel_dtype))
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """See [Note: rows that move]. A sum passes its gradient on as it is."""
@@ -55,7 +55,7 @@ class Rearrange(Operation):
         kernels = self._move_kernels(self.move_cost(options).backward, shape, options)
         if self.shared != "gated":
             return kernels
-        return (_elementwise(5 * shape.tokens * self.width * e, options, 4), *kernels)
+        return (elementwise(5 * shape.tokens * self.width * e, options.kernel_dtype, 4), *kernels)
 
     def move_cost(self, options: WorkOptions) -> MoveCost:
         """The passes over memory in each direction."""
@@ -116,13 +116,9 @@ class Rearrange(Operation):
         e = options.activation_bytes
         num_bytes = (tokens * passes.tokens + rows * passes.rows) * self.width * e
         if not passes.added:
-            return (_elementwise(num_bytes, options, passes.launches),)
+            return (elementwise(num_bytes, options.kernel_dtype, passes.launches),)
         elements = rows * self.width
         accumulation = replace(
-            _elementwise(3 * elements * e, options), added_elements=round(elements * passes.added)
+            elementwise(3 * elements * e, options.kernel_dtype), added_elements=round(elements * passes.added)
         )  # each row read, the one it is added to read and written
-        return (_elementwise(num_bytes, options, passes.launches - 1), accumulation)
-
-
-def _elementwise(num_bytes: float, options: WorkOptions, launches: int = 1) -> Kernel:
-    return elementwise(num_bytes, options.kernel_dtype, launches)
+        return (elementwise(num_bytes, options.kernel_dtype, passes.launches - 1), accumulation)

@@ -51,7 +51,7 @@ class Router(Operation):
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """Casts of a product in fp32, the gate's product, scores and choice."""
         cost, scores = self._score_cost(), shape.tokens * self.num_experts
-        score_kernel = _elementwise(scores * cost.forward_bytes, options, cost.forward_launches)
+        score_kernel = elementwise(scores * cost.forward_bytes, options.kernel_dtype, cost.forward_launches)
         return (*self._casts(shape, options), self._gate(shape, options, "nt"), score_kernel)
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -59,10 +59,10 @@ class Router(Operation):
         is added to that of the experts.
         """
         cost, scores = self._score_cost(), shape.tokens * self.num_experts
-        score_kernel = _elementwise(scores * cost.backward_bytes, options, cost.backward_launches)
+        score_kernel = elementwise(scores * cost.backward_bytes, options.kernel_dtype, cost.backward_launches)
         weight_gradient = (self._gate(shape, options, "tn"),) if module.trains_weight else ()
         width = shape.tokens * self.in_features
-        accumulation = _elementwise(3 * width * options.activation_bytes, options)
+        accumulation = elementwise(3 * width * options.activation_bytes, options.kernel_dtype)
         input_gradient = self._gate(shape, options, "nn")
         return (
             score_kernel,
@@ -133,7 +133,7 @@ class Router(Operation):
         """The input cast between the activations' type and fp32, in one direction."""
         if not self.in_fp32 or options.activation_bytes == 4:
             return ()
-        return (_elementwise(shape.tokens * self.in_features * 6, options, 2),)
+        return (elementwise(shape.tokens * self.in_features * 6, options.kernel_dtype, 2),)
 
     def _gate(self, shape: BatchShape, options: WorkOptions, layout: Layout) -> Kernel:
         tokens, experts, width = shape.tokens, self.num_experts, self.in_features
@@ -148,7 +148,3 @@ class Router(Operation):
         moved_bytes = (tokens * width + width * experts) * operand + tokens * experts * score
         flops = 2.0 * tokens * experts * width
         return Kernel("gemm", flops, float(moved_bytes), dtype, shapes[layout], layout=layout)
-
-
-def _elementwise(num_bytes: float, options: WorkOptions, launches: int = 1) -> Kernel:
-    return elementwise(num_bytes, options.kernel_dtype, launches)

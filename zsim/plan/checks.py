@@ -244,8 +244,7 @@ def _check_shift(plan: Plan, calls: Sequence[_Calls], name: str, shift: int) -> 
         if len(sent) != len(received):
             raise PlanError(
                 f"'{name}': {_program_prefix(sending_program)}{len(sent)} messages to the rank {shift} "
-                f"places on, and {_program_prefix(receiving_program)}"
-                f"{len(received)} receives"
+                f"places on, and {_program_prefix(receiving_program)}{len(received)} receives"
             )
 
 

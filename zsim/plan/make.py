@@ -217,17 +217,12 @@ def plan_stages(
         tuple(rank.program for rank in ranks),
         model.mesh.coordinate(PIPELINE),
         {name: group for rank in ranks for name, group in rank.groups.items()},
-        _collect_notes(ranks),
+        tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
     )
     if is_cpu:
         plan = serialize_operators(plan, ranks[-1].asynchronous, copies_scatters=copies_scatters)
     check_plan(plan)
     return plan
-
-
-def _collect_notes(ranks: Sequence[RankProgram]) -> tuple[str, ...]:
-    """The notes of all ranks, each once."""
-    return tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
 
 
 def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:

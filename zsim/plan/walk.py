@@ -193,7 +193,7 @@ class Walk:
             builder.activations(extra, name, micro_batch, tensors.forward)
         if outputs and not self.keeps_nothing:
             builder.activations(sum(outputs), call.segment + CHECKPOINT, micro_batch, outputs)
-        if _waits_for_input(call.module):
+        if call.module.host_waits or call.module.op_spec.host_waits:
             builder.host_wait(builder.record(COMPUTE) if self.input_event is None else self.input_event)
         if self.has_dtensors:
             self._add_dtensor_overhead(call)
@@ -412,10 +412,6 @@ class Walk:
         if work.weight_gradient:
             freed_bytes = work.saved_bytes + _kept_for_weight(call)
             self.builder.activations(-freed_bytes, name, self.micro_batch)
-
-
-def _waits_for_input(module: Module) -> bool:
-    return module.host_waits or module.op_spec.host_waits
 
 
 def _dtensor_event(module: Module) -> str:

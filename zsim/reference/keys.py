@@ -137,7 +137,7 @@ def _walk_keys(
         path = f"{prefix}{name}"
         choices = value.get("oneOf")
         if choices:
-            yield from _kinds(choices, value, root, file, path)
+            yield from _kinds(choices, root, file, path)
             continue
         inner, suffix = _nested_table(value, root)
         if inner is None or name in _FOREIGN_TABLES:
@@ -148,7 +148,7 @@ def _walk_keys(
         yield from _walk_keys(inner, root, file, f"{path}{suffix}.", kinds)
 
 
-def _kinds(choices: Sequence[Schema], value: Schema, root: Schema, file: str, path: str) -> Iterator[FileKey]:
+def _kinds(choices: Sequence[Schema], root: Schema, file: str, path: str) -> Iterator[FileKey]:
     """The keys of a table whose `kind` says which keys it has."""
     for choice in choices:
         table = _follow_reference(choice, root)

@@ -11,7 +11,7 @@ from zsim.report.breakdown import step_breakdown
 from zsim.report.pipeline import Bubbles
 from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.specs.experiment.jitter import JitterConfig
-from zsim.trace.trace import Trace, kind_mask
+from zsim.trace.trace import Trace
 from zsim.units import format_seconds
 
 _MAX_ROWS = 12
@@ -76,11 +76,10 @@ def rank_rows(
     ranks = list(dict.fromkeys(trace.ranks.tolist()))
     if not 1 < len(ranks) <= _MAX_ROWS or sum(sizes) == len(sizes):
         return ()
-    is_kernel = trace.infos.memoize(kind_mask, COMPUTE_KINDS)
     rows = []
     for rank, size, slowdown in zip(ranks, sizes, slowdowns, strict=True):
         rank_trace = trace.rank_view(rank)
-        kernels = is_kernel[rank_trace.info_indices]
+        kernels = rank_trace.is_of(COMPUTE_KINDS)
         seconds = float((rank_trace.end_seconds - rank_trace.start_seconds)[kernels].sum())
         breakdown = step_breakdown(rank_trace, rank)
         if bubbles is not None:

@@ -126,11 +126,7 @@ def collective_rows(
     """
     rank_trace = _select_rank(trace, rank)
     kinds, of_info = rank_trace.infos.memoize(_unique_calls)
-    spans = _indices(rank_trace, COLLECTIVES)
-    call_times = np.where(
-        np.isnan(rank_trace.issue_seconds), rank_trace.start_seconds, rank_trace.issue_seconds
-    )[spans]
-    spans = spans[np.argsort(call_times, kind="stable")]
+    spans = rank_trace.calls()
     numbers = of_info[rank_trace.info_indices[spans]]
     counts = np.bincount(numbers, minlength=len(kinds)).tolist()
     starts, ends = rank_trace.start_seconds[spans], rank_trace.end_seconds[spans]
@@ -202,8 +198,8 @@ def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:
 def overlap_seconds(trace: Trace, rank: int | None = None) -> tuple[float, float]:
     """Seconds of communication during which kernels ran on any stream, and of all communication."""
     rank_trace = _select_rank(trace, rank)
-    communication = _merge_spans(rank_trace, _indices(rank_trace, COLLECTIVES))
-    computing = _merge_spans(rank_trace, _indices(rank_trace, COMPUTE_KINDS))
+    communication = _merge_spans(rank_trace, COLLECTIVES)
+    computing = _merge_spans(rank_trace, COMPUTE_KINDS)
     return _length(_intersection(communication, computing)), _length(communication)
 
 
@@ -213,12 +209,9 @@ def _select_rank(trace: Trace, rank: int | None) -> Trace:
     return trace if rank is None else trace.select_rank(rank)
 
 
-def _indices(rank_trace: Trace, kinds: frozenset[str]) -> Ints:
-    return np.flatnonzero(rank_trace.infos.memoize(kind_mask, kinds)[rank_trace.info_indices])
-
-
-def _merge_spans(rank_trace: Trace, spans: Ints) -> Floats:
-    """Disjoint, sorted intervals (n, 2) that cover the same instants as `spans`."""
+def _merge_spans(rank_trace: Trace, kinds: frozenset[str]) -> Floats:
+    """Disjoint, sorted intervals (n, 2) that cover the same instants as the spans of `kinds`."""
+    spans = np.flatnonzero(rank_trace.is_of(kinds))
     order = spans[np.argsort(rank_trace.start_seconds[spans], kind="stable")]
     starts, ends = rank_trace.start_seconds[order], np.maximum.accumulate(rank_trace.end_seconds[order])
     if not len(order):

@@ -21,14 +21,13 @@ from zsim.report.views.text.plain import paragraph, shell, table, text_table
 from zsim.report.views.text.sentences import headline
 from zsim.specs.cluster.files import load_power_law
 from zsim.specs.lazy_model import EVIDENCE_ORDER, Evidence
-from zsim.units import format_seconds
+from zsim.units import format_count, format_seconds
 from zsim.validated.features import Features
 from zsim.validated.runs import NearRun, nearest_runs
 from zsim.validated.validation import Validation, format_range
 from zsim.validated.width import (
     WidthStage,
     describe_cell,
-    format_count,
     input_stages,
     ratio_bound,
     uncounted_respects,

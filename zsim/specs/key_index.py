@@ -108,23 +108,20 @@ def first_unknown_segment(segments: list[str], model_type: type[BaseModel]) -> i
 
 def keys_at(segments: list[str], model_type: type[BaseModel]) -> list[str]:
     """The keys of the table at a dotted key."""
-    annotations: list[Any] = [model_type]
+    return [key for table in filter(_is_table, _types_at(segments, model_type)) for key in _keys(table)]
+
+
+def _types_at(segments: Sequence[str], model_type: type[BaseModel]) -> list[Any]:
+    """The types that the value at a dotted key may have."""
+    types: list[Any] = [model_type]
     for segment in segments:
-        annotations = [
-            inner for table in filter(_is_table, annotations) for inner in _value_types(table, segment)
-        ]
-    return [key for table in filter(_is_table, annotations) for key in _keys(table)]
+        types = [inner for table in filter(_is_table, types) for inner in _value_types(table, segment)]
+    return types
 
 
 def takes_text(dotted: str, model_type: type[BaseModel]) -> bool:
     """Whether the value of a dotted key can only be text, such as a release, a name or a fixed word."""
-    *parents, key = dotted.split(".")
-    annotations: list[Any] = [model_type]
-    for parent in parents:
-        annotations = [
-            inner for table in filter(_is_table, annotations) for inner in _value_types(table, parent)
-        ]
-    values = [value for table in filter(_is_table, annotations) for value in _value_types(table, key)]
+    values = _types_at(dotted.split("."), model_type)
     return bool(values) and all(value is str or _is_word(value) for value in values)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from zsim.errors import MAX_LIST_LETTERS, InputError, did_you_mean, expected_text, nearest
+from zsim.errors import MAX_LIST_LETTERS, InputError, did_you_mean, expected_text, nearest, shorten
 from zsim.specs.key_index import nearest_key, types_at
 from zsim.specs.lazy_model import StrictTable
 
@@ -300,8 +300,7 @@ def _format(value: object) -> str:
         return "a table"
     if isinstance(value, list | tuple):
         return "a list"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(repr(value))
 
 
 def _keys(model_type: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from zsim.api import simulate
-from zsim.errors import InputError, ZsimError, check_choice
+from zsim.errors import InputError, ZsimError, check_choice, shorten
 from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.memory.tensors import MemoryKey
@@ -33,7 +33,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_layer import has_experts
 from zsim.study.sweep.points import Point
 from zsim.study.tune.remedy import remedy_of
-from zsim.units import GIGABYTES, format_bytes, format_seconds
+from zsim.units import GIGABYTES, format_bytes, format_seconds, format_setting
 from zsim.validated.verdict import Verdict, mark_meanings, verdict_content, verdict_of
 
 BY = ("category", "phase", "time")
@@ -310,7 +310,7 @@ def variant_words(variant: Variant, by: str) -> str:
     """
     label = variant_label(variant)
     if variant.profiled is None:
-        message = _truncate(variant.error.removeprefix("experiment: "), 79 - _LABEL_COLUMNS)
+        message = shorten(variant.error.removeprefix("experiment: "), 78 - _LABEL_COLUMNS)
         return f"{_label(label, '')}  {message}"
     profile, report = variant.profiled.profile, variant.report
     peak = profile.peak
@@ -329,15 +329,11 @@ def variant_words(variant: Variant, by: str) -> str:
 
 def _label(text: str, by: str) -> str:
     width = _LABEL_COLUMNS_OF_TIME if by == "time" else _LABEL_COLUMNS
-    return f"{_truncate(text, width):<{width}}"
+    return f"{shorten(text, width - 1):<{width}}"
 
 
 def _cells(texts: Iterable[str], by: str) -> str:
     return "".join(f"{text:>{12 if by == 'phase' else 8}}" for text in texts)
-
-
-def _truncate(text: str, columns: int) -> str:
-    return text if len(text) < columns else text[: columns - 4] + "..."
 
 
 def variant_label(variant: Variant) -> str:
@@ -348,7 +344,7 @@ def variant_label(variant: Variant) -> str:
 def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_format_value(inner)}" for key, inner in value.items()) or "as the rest"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return format_setting(value)
 
 
 def _variant_dict(variant: Variant) -> dict[str, Any]:
@@ -402,7 +398,7 @@ def profile_lines(
     peak = profile.peak
     yield f"{verdict.word.upper()}  {verdict.chance}"
     yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)}, {peak.phase}"
-    yield f"      at '{_truncate(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
+    yield f"      at '{shorten(peak.name, 43)}', op {peak.op + 1:,} of {profile.num_ops:,}"
     if has_allocator and verdict.word != "does not fit":
         yield "      Whether torch's allocator runs short, `zsim run` says."
     yield ""

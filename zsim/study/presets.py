@@ -20,8 +20,8 @@ from zsim.specs.model.huggingface import load_model, read_model_config
 from zsim.specs.model.spec import Attention, ModelSpec
 from zsim.specs.presets import gpu_preset_names, model_preset_names, topology_preset_names
 from zsim.specs.strategy.registry import kinds_in_order
+from zsim.units import format_count
 from zsim.validated.runs import ValidatedRun, validated_runs
-from zsim.validated.width import format_count
 
 SAME_SIZE = 1e-4  # a run of a model whose parameters differ by at most this fraction is one of its size
 _WIDTH = 79

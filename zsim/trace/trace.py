@@ -209,6 +209,18 @@ class Trace:
     def __len__(self) -> int:
         return len(self.ranks)
 
+    def is_of(self, kinds: frozenset[str]) -> Bools:
+        """Whether each span is of one of `kinds`."""
+        return self.infos.memoize(kind_mask, kinds)[self.info_indices]
+
+    def calls(self, rank: int | None = None) -> Ints:
+        """The collectives (of `rank`) by the time the host issued them, or their start where that is
+        unknown."""
+        is_call = self.is_of(COLLECTIVES)
+        spans = np.flatnonzero(is_call if rank is None else is_call & (self.ranks == rank))
+        issued = np.where(np.isnan(self.issue_seconds), self.start_seconds, self.issue_seconds)
+        return spans[np.argsort(issued[spans], kind="stable")]
+
     def select_rank(self, rank: int) -> Trace:
         """The trace with the spans of one rank only."""
         blocks = tuple(block for block in self.host_blocks if block[0] == rank)

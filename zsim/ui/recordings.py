@@ -25,7 +25,7 @@ from zsim.trace.trace import Trace
 from zsim.ui.answer import check_size
 from zsim.ui.process.worker import Backends
 from zsim.ui.words import run_safely
-from zsim.units import format_seconds
+from zsim.units import format_count, format_seconds
 
 MAX_TRACE = 30_000_000  # bytes; zsim compare and zsim replay read larger ones
 _MAX_RECORDINGS = 3
@@ -148,7 +148,7 @@ def _show_unmatched(recorded: Trace, name: str, world_size: int) -> tuple[Figure
         for key, meaning in BREAKDOWN.items()
         if breakdown.seconds.get(key)
     ]
-    ranks = f"{recorded.world_size:,} rank{'s' if recorded.world_size != 1 else ''}"
+    ranks = format_count(recorded.world_size, "rank")
     lines = [
         f"{name}: a step of {format_seconds(recorded.step_seconds)} on {ranks}: {', '.join(part_texts)}.",
         f"The page's job has {world_size:,} ranks; with as many, both are compared call by call.",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, expm1
 
+from zsim.units import format_count
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
 from zsim.validated.runs import (
@@ -148,8 +149,3 @@ def ratio_bound(kinds: Sequence[str], *, is_shared: bool) -> float:
     share a replica.
     """
     return expm1(shipped_bound(kinds, is_shared=is_shared))
-
-
-def format_count(number: int, noun: str) -> str:
-    """E.g. "1 run", "44 runs"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -47,7 +47,6 @@ class DeepSpeedLogs(FrameworkLogs):
     """Collectives of a verbose `comms_logger`, and rates of drives."""
 
     noun = "a log of DeepSpeed's comms_logger, ds_bench, ds_io or ds_nvme_tune"
-    short_noun = "logs of DeepSpeed's comms_logger, ds_bench or ds_nvme_tune"
     has_folders = True
 
     def recognises(self, text: str) -> bool:

@@ -87,14 +87,12 @@ def _resolve_fsdp2(
     if param == "fp8" and training.precision != "fp8":
         raise InputError(
             f"strategy.param_dtype: found 'fp8' with training.precision '{training.precision}', whose "
-            f"products "
-            f"read other weights; expected '{training.precision}', or precision 'fp8'"
+            f"products read other weights; expected '{training.precision}', or precision 'fp8'"
         )
     if table.precompute_fp8_scales and param != "fp8":
         raise InputError(
             f"strategy.precompute_fp8_scales: found true with parameters that are gathered in {param}; "
-            f"expected "
-            "param_dtype 'fp8'"
+            "expected param_dtype 'fp8'"
         )
     if table.defer_all_reduce and (replicate == 1 or table.no_sync):
         contradiction = (

@@ -216,7 +216,7 @@ class PairedPass:
 
     def begin(self, calls: Iterator[ModuleCall]) -> None:
         """Go to the first call."""
-        self._enter_phase(COMPUTE)
+        self._enter_phase()
         self._calls, self._next_call = calls, next(calls, None)
         self.builder.join(EXCHANGES, COMPUTE)
         self._event = self.builder.record(COMPUTE)
@@ -225,7 +225,7 @@ class PairedPass:
         """Issue all calls up to the end of a node, or (None) all that stand around the layers here."""
         if self._next_call is None or not self._is_next_in(layer_node):
             return
-        self._enter_phase(stream)
+        self._enter_phase()
         if stream != self._stream:
             self.builder.stream_wait(stream, self._event)
         self.walk.stream, self.walk.input_event = stream, None if stream == COMPUTE else self._event
@@ -251,7 +251,7 @@ class PairedPass:
     def issue_weights(self) -> None:
         """Issue the gradients of weights that were left."""
         if self._delayed_weights:
-            self._enter_phase(COMPUTE)
+            self._enter_phase()
         for call in self._delayed_weights:
             self.walk.backward_weight(call)
         self._delayed_weights = []
@@ -267,7 +267,7 @@ class PairedPass:
             return not nodes
         return bool(nodes) and (self._next_call.segment, nodes[self._next_call.name]) == layer_node
 
-    def _enter_phase(self, stream: str) -> None:
+    def _enter_phase(self) -> None:
         builder = self.builder
         builder.phase, builder.micro_batch = self.phase, self.walk.micro_batch
         if not builder.actions or builder.actions[-1][1] != self.action:

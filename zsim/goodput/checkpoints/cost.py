@@ -179,7 +179,7 @@ def phases_of(
     limits = _write_limits(machine, table, storage)
     per_writer = np.isfinite(limits.rank)
     archive = 0.0 if per_writer else _archive_seconds(saved, rates, threads)
-    commit = file_seconds(saved.num_files(), limits) + _round_seconds(machine, saved)
+    commit = file_seconds(saved.num_files(), limits) + _round_seconds(machine)
     commit += _commit_seconds(saved, machine, table)
     if table.mode == "in-memory":
         archive = commit = 0.0
@@ -296,7 +296,7 @@ def _metadata_bytes(machine: SavingMachine, saved: SavedFiles) -> int:
     return -(-int(saved.metadata_bytes().sum()) // machine.job.gpus_per_node)
 
 
-def _round_seconds(machine: SavingMachine, saved: SavedFiles) -> float:
+def _round_seconds(machine: SavingMachine) -> float:
     """Seconds of the messages by which all ranks agree: plans in and out, results in, the commit."""
     return 0.0 if machine.job.world_size == 1 else 4 * machine.broadcast_seconds(64 * 1024)
 

@@ -28,8 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.operations import Attention
-from zsim.operations.operation import Operation, Role, operations_of
+from zsim.operations.operation import Operation, Role
 from zsim.operations.sharding import FeatureCut
 from zsim.plan.parallel.adapters import output_dimension, resize_parameter, shard_adapter, shard_parameter
 from zsim.specs.model.expert_layer import expert_module_range
@@ -60,7 +59,7 @@ def tensor_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSp
     """The model of one tensor-parallel rank. For routed experts see `zsim.plan.parallel.experts`."""
     if parallelism.tensor == 1:
         return model
-    sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, _count_kv_heads(model))
+    sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, model.num_kv_heads)
     towers = model.towers
     if parallelism.style.cuts_towers:
         towers = tuple(_shard_tower(tower, parallelism) for tower in towers)
@@ -90,12 +89,6 @@ def _shard_tower(tower: Tower, parallelism: ParallelismConfig) -> Tower:
         blocks=tuple(blocks[id(block)] for block in tower.blocks),
         after=sharder.shard_tower_modules(tower.after),
     )
-
-
-def _count_kv_heads(model: ModelSpec) -> int:
-    """Key/value heads of the model's first attention, or 1 without one."""
-    modules = (module for block in model.unique_blocks for module in block.modules)
-    return next((attention.num_kv_heads for attention in operations_of(modules, Attention)), 1)
 
 
 @dataclass(frozen=True)

@@ -188,9 +188,8 @@ def check_micro_batches(
     passes, subject = parallelism.passes, f"{parallelism.style.schedule_title}'s '{parallelism.schedule}'"
     passes_text = f" in {passes} passes of {micro_batches} micro-batches" if passes > 1 else ""
     raise InputError(
-        f"{_STEPS}: found {micro_batches * passes}{passes_text}, but {subject} takes {expected}; the "
-        "nearest is "
-        f"{_nearest(micro_batches, is_right) * passes}"
+        f"{_STEPS}: found {micro_batches * passes}{passes_text}, but {subject} takes {expected}; the nearest "
+        f"is {_nearest(micro_batches, is_right) * passes}"
     )
 
 

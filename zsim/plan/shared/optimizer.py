@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.cost.kernels.update import OptimizerImplementation, cast_kernels, norm_kernels, scale_kernels
+from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
 from zsim.cost.memory import quantisation_bytes, stored_bytes
 from zsim.cost.optimizers import UpdatedTensor, state_tensors, update_kernels
 from zsim.dtypes import DTYPE_BYTES
@@ -167,14 +167,10 @@ def update(
         low_precision_copy=low_precision_copy,
     )
     tensor_bytes = tuple(tensor.numel * DTYPE_BYTES[stored] for tensor in tensors)
-    roots = tensor_bytes if _makes_roots(training, implementation) else ()
+    roots = tensor_bytes if implementation == "foreach" and training.optimizer in ("adam", "adamw") else ()
     builder.allocate("buffers", sum(roots), owner=name, tensors=roots)
     builder.kernels(name, kernels, overhead=overhead)
     builder.free("buffers", sum(roots), owner=name)
-
-
-def _makes_roots(training: TrainingConfig, implementation: OptimizerImplementation) -> bool:
-    return implementation == "foreach" and training.optimizer in ("adam", "adamw")
 
 
 def _update_one(

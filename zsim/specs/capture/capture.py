@@ -85,8 +85,7 @@ def capture_function(text: str) -> ModelSpec:
         message = " ".join(str(problem).split())[:300]
         raise InputError(
             f"{where}: the function raised {type(problem).__name__}: {message}; it is called without "
-            "arguments, "
-            "with the meta device as torch's default, on which tensors have no values"
+            "arguments, with the meta device as torch's default, on which tensors have no values"
         ) from problem
     if (
         not isinstance(module_and_inputs, tuple | list)
@@ -99,13 +98,13 @@ def capture_function(text: str) -> ModelSpec:
             "a tensor, a sequence of its forward's arguments, or a mapping of its keywords"
         )
     module, inputs = module_and_inputs
-    args, kwargs = _arguments(inputs, torch)
+    args, kwargs = _arguments(inputs)
     model = capture_module(module, args, kwargs, where, text.rpartition(":")[2])
     assert model.captured is not None
     return replace(model, captured=replace(model.captured, function=text))
 
 
-def _arguments(inputs: Any, torch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), {str(name): value for name, value in inputs.items()}
     if isinstance(inputs, tuple | list):
@@ -132,9 +131,8 @@ def _load_function(text: str) -> Callable[[], Any]:
             if callable(value) and not callable_name.startswith("_")
         ]
         raise InputError(
-            f"model '{text}': '{name}' has no '{attribute}'{did_you_mean(attribute, names)}; expected "
-            "a function "
-            "that returns (module, inputs)"
+            f"model '{text}': '{name}' has no '{attribute}'{did_you_mean(attribute, names)}; expected a "
+            "function that returns (module, inputs)"
         )
     if not callable(function):
         raise InputError(

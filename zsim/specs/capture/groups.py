@@ -50,11 +50,11 @@ class OperatorGroup:
 
 def extent_of(recording: ModuleRecording, numbers: Iterable[int]) -> tuple[Extent, ...]:
     """The sizes of storages."""
-    return tuple(_extent(recording.storages[number]) for number in numbers)
-
-
-def _extent(storage: Storage) -> Extent:
-    return make_extent(storage, storage.num_bytes // max(1, storage.item_bytes), storage.item_bytes)
+    storages = (recording.storages[number] for number in numbers)
+    return tuple(
+        make_extent(storage, storage.num_bytes // max(1, storage.item_bytes), storage.item_bytes)
+        for storage in storages
+    )
 
 
 def make_extent(storage: Storage, numel: int, item_bytes: int) -> Extent:

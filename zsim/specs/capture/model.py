@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from zsim.errors import InputError
 from zsim.operations.operation import Operation, Role, operations_of
@@ -61,7 +62,7 @@ def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
         blocks=blocks,
         after=after,
         block_prefix=next((path.rpartition(".")[0] for path in names if path), ""),
-        is_tied=_is_tied(recording, before, after),
+        is_tied=_is_tied(before, after),
         source=source,
         block_names=names,
         registration=registration,
@@ -143,7 +144,7 @@ def _registration_order(recording: ModuleRecording, path: str, modules: Sequence
     return tuple(sorted(first_index, key=lambda name: first_index[name]))
 
 
-def _is_tied(recording: ModuleRecording, before: Sequence[Module], after: Sequence[Module]) -> bool:
+def _is_tied(before: Sequence[Module], after: Sequence[Module]) -> bool:
     """Whether a product after the blocks uses the weight of an embedding before them."""
     tables = [module.numel for module in before if module.role is Role.EMBEDDING]
     return any(
@@ -207,8 +208,7 @@ def _notes(recording: ModuleRecording, unused: Sequence[Module]) -> tuple[str, .
         examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         notes.append(
             f"{len(names)} modules have parameters that forward does not use ({examples}); they are sharded "
-            "and "
-            "updated like the others"
+            "and updated like the others"
         )
     return tuple(notes)
 
@@ -230,8 +230,7 @@ def _segments_of(
             if path and call_per_path.setdefault(path, call) != call:
                 raise InputError(
                     f"{where}: block '{path}' runs more than once in a forward, which zsim does not "
-                    "simulate; "
-                    "expected blocks that run once each"
+                    "simulate; expected blocks that run once each"
                 )
             segments.append(CapturedSegment(path, call))
         segment_numbers[number] = len(segments) - 1
@@ -479,13 +478,8 @@ def _numels(recording: ModuleRecording) -> dict[str, int]:
     """Elements of the parameters at and below every module."""
     total = dict.fromkeys(recording.modules, 0)
     for parameter in recording.parameters:
-        numel = 1
-        for size in parameter.shape:
-            numel *= size
-        path = parameter.name.rpartition(".")[0]
-        while True:
-            total[path] = total.get(path, 0) + numel
-            if not path:
-                break
+        path = parameter.name
+        while path:
             path = path.rpartition(".")[0]
+            total[path] = total.get(path, 0) + prod(parameter.shape)
     return total

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
-from zsim.specs.capture.recorder import Recorder
+from zsim.specs.capture.recorder import Recorder, tensors_of
 from zsim.specs.capture.recording import ModuleRecord, ModuleRecording, ParameterRecord, Product
 
 if TYPE_CHECKING:
@@ -48,12 +48,11 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wh
     if not parameters:
         raise InputError(f"{where}: {type(module).__name__} has no parameters; expected a module to train")
     inputs, keywords = meta_inputs(args, kwargs, low)
-    example = _inputs(inputs, keywords)
+    example = tensors_of((inputs, keywords))
     if not example:
         raise InputError(
             f"{where}: no tensor among the example's inputs; expected the inputs of "
-            f"{type(module).__name__}'s "
-            "forward, of which the first dimension of the first counts the samples"
+            f"{type(module).__name__}'s forward, of which the first dimension of the first counts the samples"
         )
     samples = max(1, example[0].shape[0])
     recording = ModuleRecording(samples, _positions(example), False, _module_tree(meta_module), [])
@@ -66,9 +65,9 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wh
         shape = tuple(parameter.shape)
         recording.parameters.append(ParameterRecord(name, shape, parameter.requires_grad, number))
     for buffer in meta_module.buffers():
-        recorder.register(buffer, is_input=True)
+        recorder.register(buffer)
     for tensor in example:
-        recorder.register(tensor, grows=tensor.dim() > 0 and tensor.shape[0] == samples, is_input=True)
+        recorder.register(tensor, grows=tensor.dim() > 0 and tensor.shape[0] == samples)
     try:
         run(meta_module, inputs, keywords, recorder)
     except InputError as problem:
@@ -91,9 +90,8 @@ def _explain_error(where: str, module: nn.Module, recorder: Recorder, problem: E
     ):
         return (
             f"{prefix}: the code depends on the values of tensors, and a module without weights has none; "
-            "expected control flow and shapes that depend on shapes alone (experts by a grouped "
-            "product instead "
-            "of a loop over those that were hit)"
+            "expected control flow and shapes that depend on shapes alone (experts by a grouped product "
+            "instead of a loop over those that were hit)"
         )
     if "device" in message:
         return (
@@ -101,13 +99,6 @@ def _explain_error(where: str, module: nn.Module, recorder: Recorder, problem: E
             "(device=x.device), and none kept on another one"
         )
     return f"{prefix}; expected a forward and backward that run on these inputs"
-
-
-def _inputs(args: Any, kwargs: Any) -> list[Tensor]:
-    import torch
-    from torch.utils import _pytree
-
-    return [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
 def _positions(example: list[Tensor]) -> int | None:
@@ -155,7 +146,9 @@ def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
 
     memo: dict[int, Any] = {}
     converts = all(
-        weight.dtype in (torch.float32, torch.float64) for weight in _floating(module.parameters())
+        weight.dtype in (torch.float32, torch.float64)
+        for weight in module.parameters()
+        if weight.is_floating_point()
     )
 
     def meta(tensor: Tensor) -> Tensor:
@@ -178,10 +171,6 @@ def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
         ) from None
     assert isinstance(copied_module, torch.nn.Module)
     return copied_module.train(module.training)
-
-
-def _floating(tensors: Any) -> list[Any]:
-    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 def meta_inputs(
@@ -273,27 +262,18 @@ def loss_of(out: Any) -> list[Tensor]:
 
 def outputs_of(out: Any) -> list[Tensor]:
     """All floating-point tensors that a module returned."""
-    import torch
-    from torch.utils import _pytree
-
-    tree = dict(out) if isinstance(out, Mapping) else getattr(out, "__dict__", out)
-    leaves = _pytree.tree_leaves(out) if not isinstance(out, Mapping) else _pytree.tree_leaves(tree)
-    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        leaves = _pytree.tree_leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    tensors = tensors_of(dict(out) if isinstance(out, Mapping) else out)
+    tensors = tensors or tensors_of(getattr(out, "__dict__", ()))
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 def _install_hooks(module: nn.Module, recorder: Recorder) -> list[Any]:
     """Hooks that tell the recorder which module runs."""
-    import torch
-    from torch.utils import _pytree
-
     handles: list[Any] = []
     for path, submodule in module.named_modules():
 
         def enter_module(_: Any, args: Any, kwargs: Any, path: str = path) -> None:
-            leaves = _pytree.tree_leaves((args, kwargs))
-            recorder.enter(path, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+            recorder.enter(path, tensors_of((args, kwargs)))
 
         def leave_module(_: Any, args: Any, out: Any) -> None:
             recorder.leave()

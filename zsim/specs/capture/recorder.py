@@ -151,7 +151,7 @@ class Recorder:
         site, is_sum = self._locate()
         if site is None:
             return
-        inputs, outputs = list(_tensors((args, kwargs))), list(_tensors(out))
+        inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
         input_storages = {self.register(tensor) for tensor in inputs}
         grows = any(self.recording.storages[number].grows for number in input_storages)
         mutated_arguments = _mutated_arguments(func, args, kwargs)
@@ -252,7 +252,8 @@ class Recorder:
             self.recording.storages[self.register(tensor)].is_gradient = True
 
 
-def _tensors(tree: Any) -> Iterable[Tensor]:
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The tensors in nested sequences and mappings, in order."""
     import torch
     from torch.utils import _pytree
 
@@ -267,7 +268,7 @@ def _mutated_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)
-            tensors += _tensors(value)
+            tensors += tensors_of(value)
     return tensors
 
 

@@ -22,7 +22,6 @@ class Storage:
     """Whether it grows with the samples of the micro-batch, because it depends on the inputs."""
     parameter: str = ""
     """Full name of the parameter, "" for others."""
-    is_input: bool = False
     born: int | None = None
     """Number of the operator that made it, None if it was there before."""
     died: int | None = None

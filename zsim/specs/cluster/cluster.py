@@ -19,7 +19,7 @@ from zsim.specs.cluster.gpu import Gpu, PositiveRate
 from zsim.specs.cluster.host_speeds import OffloadRates, default_offload_rates
 from zsim.specs.cluster.network import Network
 from zsim.specs.lazy_model import FiniteTable, Fraction, StrictTable, Table
-from zsim.units import Bytes, BytesPerSecond, Seconds
+from zsim.units import Bytes, BytesPerSecond, Seconds, format_setting
 
 
 class NodeLink(Table):
@@ -277,8 +277,8 @@ class Cluster(FiniteTable):
                 expected = self.nodes[0].layout.get(key)
                 if value != expected:
                     raise ValueError(
-                        f"nodes: '{node.name}' has {key} {_format_value(value)}, but '{self.nodes[0].name}' "
-                        f"{_format_value(expected)}; nodes of one cluster may differ in their GPU, in the "
+                        f"nodes: '{node.name}' has {key} {format_setting(value)}, but '{self.nodes[0].name}' "
+                        f"{format_setting(expected)}; nodes of one cluster may differ in their GPU, in the "
                         "rates and "
                         "latencies of their links, in their cards and in their host, but not in this"
                     )
@@ -331,7 +331,3 @@ class Cluster(FiniteTable):
             return 0.0, 0.0
         extra_between_nodes = self.nic.latency + self.network.latency - measured.nic - measured.network
         return max(0.0, self.node_link.latency - measured.node_link), max(0.0, extra_between_nodes)
-
-
-def _format_value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -306,7 +306,7 @@ def _merge_parents(
         elif isinstance(value, dict):
             parent_table = parent.get(key, default_offload_table() if key == "offload" else None)
             if isinstance(parent_table, dict):
-                value = _merge_table(file, key, value, parent_table, parent_path.stem)
+                value = _merge_table(value, parent_table, parent_path.stem)
             if key == "host":
                 value = scale_host_costs(value, data[key], parent_table, file)
         if key != "extends":
@@ -352,9 +352,7 @@ def _merge_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
     return {**parent, **change}
 
 
-def _merge_table(
-    file: str, table: str, child: Mapping[str, Any], parent: Mapping[str, Any], parent_name: str
-) -> dict[str, Any]:
+def _merge_table(child: Mapping[str, Any], parent: Mapping[str, Any], parent_name: str) -> dict[str, Any]:
     """`child` merged over `parent`, nested tables too, with the sources of both if both have numbers."""
     changed = set(child) - _ORIGIN_KEYS
     if "source" in parent and changed:

@@ -46,8 +46,7 @@ def read_node_entries(nodes: Any, file: str) -> list[dict[str, Any]]:
             keys_found = "both `gpu` and `like`" if "gpu" in entry else "neither `gpu` nor `like`"
             raise InputError(
                 f"{entry_path}: found {keys_found}; expected one: `gpu`, another GPU in this cluster's "
-                "nodes, or `like`, "
-                "the cluster whose nodes these are"
+                "nodes, or `like`, the cluster whose nodes these are"
             )
         count = entry.get("count", 1)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -97,9 +96,8 @@ def _parse_entry(text: str, where: str) -> dict[str, Any]:
     match = _SOME_NODES.match(text)
     if match is None:
         raise InputError(
-            f"{where}: found '{text.strip()}', expected a number of nodes and the name of a GPU or "
-            "a cluster, "
-            "like '2 dgx-h100'"
+            f"{where}: found '{text.strip()}', expected a number of nodes and the name of a GPU or a "
+            "cluster, like '2 dgx-h100'"
         )
     name = match[2]
     if name.endswith(".toml") or name in topology_preset_names():

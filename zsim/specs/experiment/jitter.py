@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import exp
-from statistics import NormalDist
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -21,6 +20,7 @@ from zsim.files import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.lazy_model import Evidence, StrictTable, Table, resolve_table
 from zsim.specs.messages import validate_table
+from zsim.specs.strategy.experts import expected_maximum
 
 _FILE = PRESETS / "jitter.toml"
 _MAX_STEPS = 1000
@@ -96,12 +96,8 @@ def slowest_gpu_factor(num_gpus: int) -> float:
     if num_gpus <= _CALIBRATED_GPUS:
         return 1.0
     return exp(
-        _published_spreads().rank.sigma * (_expected_maximum(num_gpus) - _expected_maximum(_CALIBRATED_GPUS))
+        _published_spreads().rank.sigma * (expected_maximum(num_gpus) - expected_maximum(_CALIBRATED_GPUS))
     )
-
-
-def _expected_maximum(count: int) -> float:
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def resolve_jitter(table: JitterTable) -> JitterConfig | None:

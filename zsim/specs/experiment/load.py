@@ -28,7 +28,7 @@ from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import STRATEGIES, is_strategy
 from zsim.specs.user_code import UserCode, load_named_model, load_user_models
-from zsim.units import AS_IN_FILES, COUNTS
+from zsim.units import AS_IN_FILES, COUNTS, format_setting
 
 _LENGTH = "sequence_length"
 
@@ -203,7 +203,7 @@ def _apply_model_change(data: Mapping[str, Any], overrides: Mapping[str, Any]) -
             reason = "was captured with that" if model.captured else "has no more learned positions"
             notes.append(f"sequence_length {length} becomes {longest}: '{model.name}' {reason}")
     if kept_settings:
-        settings = ", ".join(f"{key} {_format_setting(value)}" for key, value in kept_settings.items())
+        settings = ", ".join(f"{key} {format_setting(value)}" for key, value in kept_settings.items())
         notes.insert(
             0,
             f"{_model_name(new)} in place of {_model_name(old)}, with the same [training]: {settings}",
@@ -226,10 +226,6 @@ def _model_name(model: Any) -> str:
     if isinstance(model, ModelSpec):
         return f"'{model.function or model.name}'"
     return f"'{model}'" if isinstance(model, str) else "the experiment's own"
-
-
-def _format_setting(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _MAX_PARTS = 32

@@ -173,9 +173,7 @@ def resolve_placement(
         raise InputError(
             f"{where}placement.fabric_nodes: found {fabric}, too few for {requirement}{owners_phrase}"
         )
-    return Placement(
-        fabric, table.nodes or _choose_nodes(table, cluster, fabric, free_nodes, len(counts)), counts
-    )
+    return Placement(fabric, table.nodes or _choose_nodes(table, cluster, free_nodes, len(counts)), counts)
 
 
 def _apply_listed_nodes(
@@ -188,9 +186,8 @@ def _apply_listed_nodes(
     total = len(cluster.node_type_indices)
     if table.fabric_nodes not in (None, total):
         raise InputError(
-            f"{where}placement.fabric_nodes: found {table.fabric_nodes}, but "
-            f"{listed_nodes(cluster)}; leave it "
-            "out, or change the counts of the cluster's nodes"
+            f"{where}placement.fabric_nodes: found {table.fabric_nodes}, but {listed_nodes(cluster)}; leave "
+            "it out, or change the counts of the cluster's nodes"
         )
     chooses = table.nodes is not None or "policy" in table.model_fields_set
     requested = (
@@ -203,9 +200,8 @@ def _apply_listed_nodes(
             f', or the numbers of those that it uses: placement.nodes = "{_first_numbers(requested)}"'
         )
         raise InputError(
-            f"{where}nodes: found {requested:,}, but {listed_nodes(cluster)}; expected {total:,}, or "
-            "other counts "
-            f"in the cluster{numbers_hint if requested < total else ''}"
+            f"{where}nodes: found {requested:,}, but {listed_nodes(cluster)}; expected {total:,}, or other "
+            f"counts in the cluster{numbers_hint if requested < total else ''}"
         )
     if nodes is None and gpus is None and not chooses and table.gpus_per_node is None:
         nodes = total
@@ -270,7 +266,7 @@ def _uneven_counts(
 
 
 def _choose_nodes(
-    table: PlacementTable, cluster: Cluster, fabric: int, free_nodes: Sequence[int], count: int
+    table: PlacementTable, cluster: Cluster, free_nodes: Sequence[int], count: int
 ) -> tuple[int, ...]:
     """The free nodes that the policy chooses, in the order of their numbers, as schedulers list them."""
     if table.policy == "random":

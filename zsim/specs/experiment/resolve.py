@@ -115,9 +115,8 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
     else:
         if cluster.nodes:
             raise NotSimulatedError(
-                f"jobs: co-located jobs on cluster '{cluster.name}', whose nodes are of several "
-                "types, are not "
-                "simulated yet; leave out one of them"
+                f"jobs: co-located jobs on cluster '{cluster.name}', whose nodes are of several types, are "
+                "not simulated yet; leave out one of them"
             )
         colocated_experiments = expand_colocated_jobs(experiment)
         placement, placements = place_jobs(experiment, colocated_experiments, cluster)

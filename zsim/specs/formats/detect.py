@@ -267,9 +267,8 @@ def _set_accumulation(
     micro_batches_per_pass = file.micro_batches_per_pass or 1
     if not isinstance(micro_batch_size, int) or micro_batch_size < 1:
         raise InputError(
-            f"{file.name}: {key}: found {micro_batch_size!r}, expected a whole number of sequences, at "
-            "least 1, to "
-            f"divide the global batch of {file.global_batch_size} by"
+            f"{file.name}: {key}: found {micro_batch_size!r}, expected a whole number of sequences, at least "
+            f"1, to divide the global batch of {file.global_batch_size} by"
         )
     if file.settings.get("rl.batching") == "packed":
         # the samples of a whole step are dealt out by their tokens, and what simulates the update alone takes

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, overload
 
-from zsim.errors import InputError, NotSimulatedError, check_choice, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, check_choice, did_you_mean, shorten
 from zsim.specs.formats.config_file import TrainingFile, flatten
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.model.hub_names import hub_id_of_path, locate_model, missing_model, preset_of_folder
+from zsim.units import format_setting
 
 _NOUNS: Mapping[type, str] = {
     int: "a whole number",
@@ -203,8 +204,7 @@ class FileValues:
         """The value of a key, or its program's default, of which a note says that it was taken."""
         if self.has(key):
             return self.values[key]
-        shown = str(value).lower() if isinstance(value, bool) else value
-        self.assumptions.append(f"{key} {shown}")
+        self.assumptions.append(f"{key} {format_setting(value)}")
         return value
 
     def read(self, *keys: str) -> None:
@@ -257,11 +257,13 @@ class FileValues:
             value = float(value)  # YAML 1.1 takes 1e-4, without a point, as a word
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             expected = " or ".join(_NOUNS[kind] for kind in types)
-            raise InputError(f"{self.file.name}: {key.key}: found {_shown(value)}, expected {expected}")
+            raise InputError(
+                f"{self.file.name}: {key.key}: found {shorten(repr(value))}, expected {expected}"
+            )
         if key.values is not None and value not in key.values:
             words = [str(word) for word in key.values]
             raise NotSimulatedError(
-                f"{self.file.name}: {key.key}: zsim does not simulate {_shown(value)}; expected "
+                f"{self.file.name}: {key.key}: zsim does not simulate {shorten(repr(value))}; expected "
                 f"{', '.join(words)}{did_you_mean(str(value), words)}"
             )
         return value
@@ -272,7 +274,7 @@ class FileValues:
         self._looked_up.add(key)
         if value and value not in neutral:
             raise NotSimulatedError(
-                f"{self.file.name}: {key}: found {_shown(value)}: zsim does not simulate {feature} yet"
+                f"{self.file.name}: {key}: found {shorten(repr(value))}: zsim does not simulate {feature} yet"
             )
 
     def refuse_declared(self) -> None:
@@ -321,11 +323,6 @@ class FileValues:
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) is not None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _is_empty(value: Any) -> bool:

@@ -142,9 +142,8 @@ def add_expert_adapters(
         )
         if rank > max(in_features, out_features):
             raise InputError(
-                f"training.lora.rank: found {rank:,}, but '{product.name}' is a product of {in_features:,} "
-                f"x {out_features:,}; "
-                f"expected at most {max(in_features, out_features):,}"
+                f"training.lora.rank: found {rank:,}, but '{product.name}' is a product of {in_features:,} x "
+                f"{out_features:,}; expected at most {max(in_features, out_features):,}"
             )
         ranks[product.is_first] = rank
         wrappers = "base_layer." * (len(adapted) - 1 - number)

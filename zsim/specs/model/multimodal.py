@@ -245,9 +245,8 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
     unknown = next((key for key in _TOWERS if key not in family.builders and config.get(key)), None)
     if unknown is not None:
         raise NotSimulatedError(
-            f"{source}: model type '{model_type}' has {unknown}, of whose tower zsim knows nothing; "
-            "expected null, for the model without that tower, or "
-            f"model.{TEXT_ONLY} = true"
+            f"{source}: model type '{model_type}' has {unknown}, of whose tower zsim knows nothing; expected "
+            f"null, for the model without that tower, or model.{TEXT_ONLY} = true"
         )
     reader = ConfigReader(config, name, source, model_type)
     projector = {key: config[key] for key in family.tower_keys if key in config}

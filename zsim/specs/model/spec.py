@@ -20,7 +20,7 @@ from zsim.operations.exchange import Exchange, ExchangeKind, ExchangeLibrary
 from zsim.operations.linear import ChunkedOverlap, Linear, OverlappedCollectives
 from zsim.operations.loss import Loss
 from zsim.operations.norm import Norm
-from zsim.operations.operation import Module, Operation, Parameter, Role, join_names
+from zsim.operations.operation import Module, Operation, Parameter, Role, join_names, operations_of
 from zsim.operations.residual import Residual
 from zsim.operations.sharding import ContextLibrary, ContextMethod, ContextSharding
 from zsim.operations.traced import CaptureInfo, Extent
@@ -248,6 +248,12 @@ class ModelSpec:
     def unique_blocks(self) -> tuple[Block, ...]:
         """One block of each shape, in order."""
         return tuple({id(block): block for block in self.blocks}.values())
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads of the first attention, or 1 without one."""
+        modules = (module for block in self.unique_blocks for module in block.modules)
+        return next((attention.num_kv_heads for attention in operations_of(modules, Attention)), 1)
 
     def map_blocks(self, change: Callable[[Block], Block]) -> ModelSpec:
         """The model with `change` of its blocks, which is made once per shape."""

@@ -382,8 +382,7 @@ def _resolve_dispatcher(
     if dispatcher in DEDUPLICATING_DISPATCHERS and split.members == 1:
         raise InputError(
             f"parallelism.dispatcher: found '{dispatcher}' with expert = 1, which {name} refuses; expected "
-            "expert "
-            "above 1"
+            "expert above 1"
         )
     if (
         dispatcher in DEDUPLICATING_DISPATCHERS

@@ -279,9 +279,8 @@ def rank_loads(
         spreads = load_expert_spreads().spread
         if imbalance not in spreads:
             raise InputError(
-                f"{_KEY}: unknown spread '{imbalance}'{did_you_mean(imbalance, spreads)}; expected a "
-                "number, a list "
-                f"of loads, 'seed:N', 'padding:F', or one of {', '.join(sorted(spreads))}"
+                f"{_KEY}: unknown spread '{imbalance}'{did_you_mean(imbalance, spreads)}; expected a number, "
+                f"a list of loads, 'seed:N', 'padding:F', or one of {', '.join(sorted(spreads))}"
             )
         imbalance = spreads[imbalance].fullest_expert
     if isinstance(imbalance, tuple):

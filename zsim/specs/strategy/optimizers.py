@@ -36,8 +36,6 @@ class Optimizer:
     """States of 100,000 elements or more are unified memory."""
     rounds_stochastically: bool = False
     """It can write 16-bit weights with stochastic rounding."""
-    needs_shapes: bool = False
-    """It treats matrices otherwise than vectors."""
     strategy: str = ""
     """The only strategy that has it, for one that reduces gradients itself."""
 
@@ -47,11 +45,9 @@ class Optimizer:
         return self.library == "torch" and self.launches == "per list"
 
 
-def _read_optimizers() -> Mapping[str, Optimizer]:
-    return {row["name"]: Optimizer(**row) for row in preset_table("optimizers")["optimizer"]}
-
-
-OPTIMIZERS: Mapping[str, Optimizer] = _read_optimizers()
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    row["name"]: Optimizer(**row) for row in preset_table("optimizers")["optimizer"]
+}
 
 # Optimizers that people name and zsim does not simulate, and why.
 REFUSED: Mapping[str, str] = {

@@ -351,8 +351,7 @@ def _schedule(table: ParallelismTable, style: ModelParallelStyle) -> tuple[Sched
         if (virtual_stages or 1) > 1:
             raise InputError(
                 f"parallelism.virtual_stages: found {virtual_stages} with schedule '{schedule}', which has "
-                "one "
-                "stage per rank; expected 1, or schedule 'interleaved-1f1b'"
+                "one stage per rank; expected 1, or schedule 'interleaved-1f1b'"
             )
         return schedule, 1
     if schedule in V_SHAPED and virtual_stages not in (None, 2):
@@ -382,10 +381,9 @@ def _stage_layers(
         if len(layers_per_stage) != stages or sum(layers_per_stage) != num_layers:
             raise InputError(
                 f"parallelism.layers_per_stage: found {len(layers_per_stage)} stages of "
-                f"{sum(layers_per_stage)} layers in all; "
-                f"expected {stages} numbers ({parallelism.pipeline} pipeline ranks x "
-                f"{parallelism.virtual_stages} "
-                f"virtual stages) that add up to the model's {num_layers} layers"
+                f"{sum(layers_per_stage)} layers in all; expected {stages} numbers ({parallelism.pipeline} "
+                f"pipeline ranks x {parallelism.virtual_stages} virtual stages) that add up to the model's "
+                f"{num_layers} layers"
             )
         return layers_per_stage
     default = parallelism.style.missing_end_layers
@@ -396,16 +394,14 @@ def _stage_layers(
         hint = _nearest_split(num_layers, parallelism, first, last)
         raise InputError(
             f"parallelism.pipeline: {num_layers} layers{_describe_ends(first, last)} do not divide by "
-            f"{stages} "
-            f"stages, which {parallelism.style.title} refuses; {hint}"
+            f"{stages} stages, which {parallelism.style.title} refuses; {hint}"
         )
     if not _can_shorten_ends(total // stages, first, last):
         fewer = range(stages - 1, 1, -1)
         max_stages = next((count for count in fewer if _can_split(count, total, parallelism, first, last)), 1)
         raise InputError(
             f"parallelism.pipeline: {num_layers} layers{_describe_ends(first, last)} are too few for "
-            f"{stages} stages; "
-            f"expected at most {max_stages} stage{'s' if max_stages > 1 else ''}"
+            f"{stages} stages; expected at most {max_stages} stage{'s' if max_stages > 1 else ''}"
         )
     base_layers, remainder = divmod(total, stages)
     layers = [base_layers + (stage < remainder) for stage in range(stages)]

@@ -215,8 +215,7 @@ def require_identical_nodes(cluster: Cluster, subject: str) -> None:
         names = ", ".join(dict.fromkeys(node_type.name for node_type in cluster.nodes))
         raise NotSimulatedError(
             f"{subject}: cluster '{cluster.name}' has nodes of several types ({names}), which is not "
-            "simulated "
-            "here yet; expected a cluster of one of them"
+            "simulated here yet; expected a cluster of one of them"
         )
 
 

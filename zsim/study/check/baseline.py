@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 from zsim.comparison.op_classes import group_ops, has_phases_recorded
 from zsim.comparison.plan_check import calls_of_trace, check_plan, fold, unfold
-from zsim.comparison.verdict import PREDICTIONS, Metric, Tolerances, Unit, Verdict, judge, timing_doubt
+from zsim.comparison.verdict import FORMATS, PREDICTIONS, Metric, Tolerances, Verdict, judge, timing_doubt
 from zsim.errors import InputError, did_you_mean, unreadable_reason
 from zsim.files import write_atomically
 from zsim.reading import parse_json, read_text
@@ -30,7 +30,7 @@ from zsim.report.breakdown import step_breakdown
 from zsim.report.memory import memory_peaks
 from zsim.report.traffic import overlap_fraction
 from zsim.trace.trace import Trace
-from zsim.units import format_bytes, format_seconds
+from zsim.units import round_digits
 from zsim.version import __version__
 
 # In addition to pass, fail and inconclusive: a known miss (named in the baseline), and what zsim cannot
@@ -120,7 +120,7 @@ def figures_of(trace: Trace) -> dict[str, float]:
         if peak.total:
             figures[f"{device}_total_bytes"] = peak.total
             figures |= {f"{device}_{name}_bytes": size for name, size in peak.by_category.items() if size}
-    return {name: _round_digits(value) for name, value in figures.items()}
+    return {name: round_digits(value, _DIGITS) for name, value in figures.items()}
 
 
 def seconds_by_class(trace: Trace) -> dict[str, float]:
@@ -129,11 +129,7 @@ def seconds_by_class(trace: Trace) -> dict[str, float]:
         return {}
     rank_trace = trace.select_rank(int(trace.ranks[0]))
     classes = group_ops(rank_trace, has_phases=has_phases_recorded(rank_trace))
-    return {name: _round_digits(ops.seconds) for name, ops in classes.items()}
-
-
-def _round_digits(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+    return {name: round_digits(ops.seconds, _DIGITS) for name, ops in classes.items()}
 
 
 def pinned_content(trace: Trace) -> dict[str, Any]:
@@ -160,7 +156,8 @@ def pinned_rows(
         for name in dict.fromkeys([*pins, *now]):
             before, after = pins.get(name, 0.0), now.get(name, 0.0)
             metric = _judge_figure(name, after, before, figures, tolerances, doubt)
-            moved = f"{_format_value(metric.unit, before)} pinned, {_format_value(metric.unit, after)} {word}"
+            show = FORMATS[metric.unit]
+            moved = f"{show(before)} pinned, {show(after)} {word}"
             yield row_of_metric(case, metric, moved if metric.verdict == "fail" else metric.reason)
 
 
@@ -187,12 +184,6 @@ def _judge_figure(
     tolerance = tolerances.step if name == "step_seconds" else tolerances.time
     reference = float(figures.get("step_seconds", before))
     return judge(name, after, before, unit="seconds", total=reference, tolerance=tolerance, doubt=doubt)
-
-
-def _format_value(unit: Unit, value: float) -> str:
-    if unit == "fraction":
-        return f"{100 * value:.1f} %"
-    return format_seconds(value) if unit == "seconds" else format_bytes(value)
 
 
 FORMAT = 1
@@ -239,7 +230,7 @@ class Baseline:
         content = {
             "format": FORMAT,
             "zsim_version": __version__,
-            "tolerances": _tolerance_values(self.tolerances),
+            "tolerances": asdict(self.tolerances),
             "cases": {name: self.cases[name] for name in sorted(self.cases)},
             "known": [
                 {"case": miss.case, "check": miss.check, "reason": miss.reason} for miss in self.known_misses
@@ -279,15 +270,11 @@ def read_baseline(path: Path) -> Baseline:
     return baseline
 
 
-def _tolerance_values(tolerances: Tolerances) -> dict[str, float]:
-    return {name: getattr(tolerances, name) for name in ("step", "time", "memory", "overlap")}
-
-
 def _tolerances(overrides: object, base: Tolerances, where: str) -> Tolerances:
     if not isinstance(overrides, Mapping):
         raise InputError(f'{where}: expected an object, e.g. {{"step": 0.02}}')
     try:
-        return Tolerances.of({**_tolerance_values(base), **overrides})
+        return Tolerances.of({**asdict(base), **overrides})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -43,6 +43,7 @@ from zsim.study.measured.error_summary import (
 from zsim.study.measured.experiment_table import predict_run, read_experiment_runs
 from zsim.study.measured.prediction import CheckResult, RowResult, iterate_predictions
 from zsim.study.topologies.bench import compare_curves
+from zsim.units import format_count
 
 COUNTED = ("runs of tables", "cases")  # what `on_done` of `run_check` counts
 SAMPLE_ROWS = 6  # per source, in a fast check
@@ -113,7 +114,7 @@ def run_check(
     notes = []
     if search.ignored:
         shown = ", ".join(search.ignored[:3]) + (", ..." if len(search.ignored) > 3 else "")
-        notes.append(f"{_format_count(len(search.ignored), 'file')} no case: {shown}")
+        notes.append(f"{format_count(len(search.ignored), 'file')} no case: {shown}")
     notes += [f"{name}: python -m validation.published checks published runs" for name in search.published]
     if baseline is not None:
         rows = [_excuse_known_miss(row, baseline) for row in rows]
@@ -133,14 +134,10 @@ def _unchecked_cases_note(baseline: Baseline, search: TargetSearch) -> list[str]
     names = {target.name for target in search.targets} | set(search.published)
     missing = [name for name in baseline.cases if name not in names]
     return (
-        [f"{_format_count(len(missing), 'case')} of the baseline not given: {', '.join(missing[:3])}"]
+        [f"{format_count(len(missing), 'case')} of the baseline not given: {', '.join(missing[:3])}"]
         if missing
         else []
     )
-
-
-def _format_count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # -- one target -------------------------------------------------------------------------------------------

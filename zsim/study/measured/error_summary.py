@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from zsim.errors import shorten
 from zsim.report.views.result import Column
 from zsim.report.views.text.plain import markdown, named_columns, paragraph, table
 from zsim.study.check.baseline import Baseline, CheckRow, Outcome
@@ -252,7 +253,7 @@ def _skipped_lines(rows: Sequence[RowResult]) -> list[str]:
         return []
     lines = ["", f"skipped: {sum(reasons.values())} rows"]
     most_common = reasons.most_common(_MAX_REASONS)
-    lines += [f"{count:>6}  {_truncate(reason, 71)}" for reason, count in most_common]
+    lines += [f"{count:>6}  {shorten(reason, 71)}" for reason, count in most_common]
     num_hidden = len(reasons) - len(most_common)
     return (
         [*lines, f"        and {num_hidden} more reasons (--json names every row's)"] if num_hidden else lines
@@ -270,7 +271,3 @@ def format_error(value: float | None) -> str:
 
 def _signed_percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:+.1f}%"
-
-
-def _truncate(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -77,19 +77,19 @@ class Replay:
     def collectives(self) -> list[dict[str, Any]]:
         """Rows by kind, group and size on `rank`: the count, the recorded seconds, the transfer part of them,
         and the replayed seconds."""
-        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        rows: dict[tuple[str, str, int], dict[str, Any]] = {}
         before = self.recorded.select_rank(self.rank)
         transfers = before.transfer_seconds
         for span, (_, info, start, end) in enumerate(before.rows()):
             if info.kind in COLLECTIVES:
-                row = rows.setdefault(_key(info.kind, info.group, info.bytes), _row(info))
+                row = rows.setdefault((info.kind, info.group, info.bytes), _row(info))
                 row["count"] += 1
                 row["recorded_seconds"] += end - start
                 transfer = math.nan if transfers is None else float(transfers[span])
                 row["transfer_seconds"] += end - start if math.isnan(transfer) else transfer
         for _, info, start, end in self.replayed.select_rank(self.rank).rows():
             if info.kind in COLLECTIVES:
-                row = rows[_key(info.kind, info.group, info.bytes)]
+                row = rows[(info.kind, info.group, info.bytes)]
                 row["group_size"] = info.group_size
                 row["replayed_seconds"] += end - start
         return list(rows.values())
@@ -112,10 +112,6 @@ class Replay:
             "collectives": self.collectives(),
             "notes": list(self.notes),
         }
-
-
-def _key(kind: str, group: str, count: int) -> tuple[str, str, int]:
-    return kind, group, count
 
 
 def _row(info: Any) -> dict[str, Any]:

@@ -317,7 +317,7 @@ def sentences(scaling: ScalingResult) -> Iterator[str]:
         verb = "falls" if delta.after < delta.before else "rises"
         yield (
             f"{delta.start:,} -> {delta.end:,} GPUs: efficiency {verb} from {delta.before * 100:.0f} % to "
-            f"{delta.after * 100:.0f} %; {explain_change(delta, scaling)}"
+            f"{delta.after * 100:.0f} %; {explain_change(delta)}"
             f"{'' if _is_distinguishable(delta, scaling) else f' ({NO_DIFFERENCE})'}."
         )
     if not deltas and len(scaling.runs) > 1:
@@ -349,7 +349,7 @@ def _is_distinguishable(delta: EfficiencyChange, scaling: ScalingResult) -> bool
     return not low <= 1.0 <= high
 
 
-def explain_change(delta: EfficiencyChange, scaling: ScalingResult) -> str:
+def explain_change(delta: EfficiencyChange) -> str:
     """The reason for a change of efficiency: the causes by which a token costs more, or less."""
     more, less = ("more", "less") if delta.net_change > 0 else ("less", "more")
     netted_change = abs(delta.cause_change - delta.net_change)
@@ -419,9 +419,7 @@ def efficiency(scaling: ScalingResult) -> Figure:
             marker={"symbol": "diamond", "size": 14, "color": color},
             text=[cause_meaning(delta.cause).label for delta in deltas],
             textposition="top center",
-            hovertext=[
-                f"{delta.start:,} -> {delta.end:,} GPUs: {explain_change(delta, scaling)}" for delta in deltas
-            ],
+            hovertext=[f"{delta.start:,} -> {delta.end:,} GPUs: {explain_change(delta)}" for delta in deltas],
             hoverinfo="text",
         )
     figure.add_hline(y=100, line={"dash": "dash", "width": 1, "color": "#8A8F98"})

@@ -23,6 +23,7 @@ from zsim.study.tune.axes import PARALLELISM, Candidate, base_of, micro_batch_ch
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, Base
 from zsim.study.tune.search import WORTH
+from zsim.units import format_setting
 
 
 def script_changes(candidate: Candidate) -> Iterator[str]:
@@ -35,7 +36,7 @@ def script_changes(candidate: Candidate) -> Iterator[str]:
     for key, value in candidate.overrides.items():
         instruction = script_change(base, key, value)
         if instruction:
-            yield f"{key} = {str(value).lower() if isinstance(value, bool) else value}: {instruction}"
+            yield f"{key} = {format_setting(value)}: {instruction}"
 
 
 def file_settings(candidate: Candidate) -> Iterator[str]:

@@ -46,6 +46,7 @@ from zsim.study.tune.bounds import block_kinds, plan_seconds
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import script_changes
 from zsim.study.tune.framework import ACCUMULATION, MICRO_BATCH, AxisChoice, Base, TunedAxis, tuning_of
+from zsim.units import format_setting
 
 LORA = "training.lora.rank"
 _MAX_DEGREES = 24  # each is a plan, and the first ones that fit are wanted
@@ -498,4 +499,4 @@ def _combined_checks(
 def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return str(value.get("device", value))
-    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
+    return "none" if value is None else format_setting(value)

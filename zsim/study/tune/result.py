@@ -22,7 +22,14 @@ from zsim.study.tune.evaluate import CandidateResult, MemoryBounds, RunDays
 from zsim.study.tune.explain import Change, TuningStep, file_settings, script_changes
 from zsim.study.tune.framework import Base
 from zsim.study.tune.search import SearchResult
-from zsim.units import format_bytes, format_duration, format_gpus, format_percent, format_seconds
+from zsim.units import (
+    format_bytes,
+    format_duration,
+    format_gpus,
+    format_percent,
+    format_seconds,
+    format_setting,
+)
 from zsim.validated.ratios import NO_DIFFERENCE
 from zsim.validated.verdict import Verdict, verdict_content
 
@@ -369,11 +376,9 @@ def format_change(change: Change) -> str:
 
 
 def _format_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return "none" if value is None else str(value)
+    return "none" if value is None else format_setting(value)
 
 
 def _counts(tuning: TuneResult) -> str:

@@ -22,12 +22,6 @@ _HEADS = ("lm_head", "embed_out")
 _GRAIN = "tensor_parallel.tp.tp_grain_size"
 
 
-def count_kv_heads(model: ModelSpec) -> int:
-    """Key/value heads of the model's first attention, or 1 without one."""
-    modules = (module for block in model.unique_blocks for module in block.modules)
-    return next((attention.num_kv_heads for attention in operations_of(modules, Attention)), 1)
-
-
 def set_tensor_grain(parallelism: ParallelismConfig, config: DeepSpeedConfig) -> ParallelismConfig:
     """The parallelism with the grain of AutoTP's parts.
 
@@ -80,7 +74,7 @@ def uneven_shards_note(
                 descriptions[_describe_uneven_heads(op_spec, model, tensor, deepspeed)] = None
             elif isinstance(op_spec, Activation):
                 grain = parallelism.tensor_grain
-                part = first_rank_features(op_spec.width, tensor, module.name, count_kv_heads(model), grain)
+                part = first_rank_features(op_spec.width, tensor, module.name, model.num_kv_heads, grain)
                 if part * tensor == op_spec.width:
                     continue
                 descriptions[f"{part:,} of {op_spec.width:,} features of the MLP"] = None

@@ -178,8 +178,7 @@ def resolve_megatron(
     if table.grad_reduce_dtype not in ("fp32", compute_dtype):
         raise InputError(
             f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' with parameters in "
-            f"{compute_dtype}; "
-            f"expected 'fp32' or '{compute_dtype}'"
+            f"{compute_dtype}; expected 'fp32' or '{compute_dtype}'"
         )
     if table.engine == "internevo" and table.grad_reduce_dtype != compute_dtype:
         raise InputError(
@@ -224,7 +223,7 @@ def resolve_megatron(
         waits_sends=has_core and release >= _SEND_WAIT_RELEASE,
         saves_replicated_states=has_core and release >= _REPLICA_SAVE_RELEASE,
         scatters_messages=is_megatron and not has_core and release >= _SCATTER_RELEASE,
-        fsdp=resolve_megatron_fsdp(table, release, ranks),
+        fsdp=resolve_megatron_fsdp(table, ranks),
         precision_aware=resolve_precision_aware(table, release, training),
         offload=resolve_cpu_optimizer(table, release),
         workspaces=_cublas_workspaces(table, capability) if has_core and is_megatron else (),
@@ -260,8 +259,7 @@ def _check_fp8(table: MegatronTable, training: TrainingConfig) -> None:
         if getattr(table, key) and training.precision != "fp8":
             raise InputError(
                 f"strategy.{key}: found true with training.precision '{training.precision}', where nothing "
-                f"is "
-                "cast; expected precision 'fp8', or false"
+                "is cast; expected precision 'fp8', or false"
             )
 
 

@@ -56,7 +56,7 @@ class MegatronFsdp:
         return self.sharding == "optim_grads_params"
 
 
-def resolve_megatron_fsdp(table: MegatronTable, release: tuple[int, int], ranks: int) -> MegatronFsdp | None:
+def resolve_megatron_fsdp(table: MegatronTable, ranks: int) -> MegatronFsdp | None:
     """The table's Megatron-FSDP for `ranks` data-parallel ranks of an instance, or None without it.
 
     Raises InputError for what Megatron refuses, and for what its code would never reduce.

@@ -108,8 +108,7 @@ def _check_muon(table: MegatronTable, release: tuple[int, int]) -> None:
             alternative = "" if release < _OVERLAPS else ", strategy.layer_wise_optimizer = true"
             raise InputError(
                 f"strategy.{key}: Megatron-Core {version} refuses it with 'muon'; expected "
-                f"false{alternative}, or "
-                "a newer strategy.version"
+                f"false{alternative}, or a newer strategy.version"
             )
     if table.fsdp_sharding is not None:
         raise InputError(

@@ -10,7 +10,7 @@ from zsim.report.rank_map import RankMap
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import BREAKDOWN, Meaning
-from zsim.units import format_seconds
+from zsim.units import format_seconds, round_digits
 
 # Forward blue and backward green, as in the figures of Narayanan et al. 2021 (Megatron-LM, SC'21), and the
 # gradients of weights orange, as in those of Qi et al. 2023 (zero bubble); later chunks are paler.
@@ -69,7 +69,9 @@ def schedule_figure(section: PipelineSection) -> Figure:
             hovertext=bars.hovers,
             hoverinfo="text",
         )
-    figure.update_xaxes(title_text=unit, range=[0, _round_digits((end - begin) * scale)], title_standoff=6)
+    figure.update_xaxes(
+        title_text=unit, range=[0, round_digits((end - begin) * scale, _DIGITS)], title_standoff=6
+    )
     figure.update_yaxes(
         title_text="pipeline rank",
         tickmode="array",
@@ -114,8 +116,8 @@ def _all_bars(section: PipelineSection, begin: float, scale: float) -> list[_Sch
 
 def _add_bar(bars: _ScheduleBars, row_index: int, start: float, length: float, hover: str) -> None:
     bars.rows.append(row_index)
-    bars.starts.append(_round_digits(start))
-    bars.lengths.append(_round_digits(length))
+    bars.starts.append(round_digits(start, _DIGITS))
+    bars.lengths.append(round_digits(length, _DIGITS))
     bars.hovers.append(hover)
 
 
@@ -141,10 +143,6 @@ def paler(color: str, fraction: float) -> str:
         round(int(color[offset : offset + 2], 16) * (1 - fraction) + 255 * fraction) for offset in (1, 3, 5)
     )
     return "#" + "".join(f"{value:02X}" for value in mixed)
-
-
-def _round_digits(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
 
 
 def mesh_figure(rank_map: RankMap) -> Figure:

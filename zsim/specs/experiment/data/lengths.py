@@ -126,8 +126,7 @@ def check_lengths(table: LengthsTable) -> None:
     if table.pad_to > 1 and table.batching == "packed":
         raise InputError(
             f"training.lengths.pad_to: found {table.pad_to} with batching 'packed', which pads nothing; "
-            f"expected "
-            "batching 'padded', or no pad_to"
+            "expected batching 'padded', or no pad_to"
         )
 
 

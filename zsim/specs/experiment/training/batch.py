@@ -99,8 +99,7 @@ def micro_batch_sizes_of(
     if not parallelism.is_trivial:
         raise InputError(
             f"{key}: found several sizes with model parallelism, whose ranks train on the same "
-            "micro-batches; "
-            "expected one size, or data parallelism alone"
+            "micro-batches; expected one size, or data parallelism alone"
         )
     return sizes
 

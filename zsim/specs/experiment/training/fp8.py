@@ -122,9 +122,8 @@ def resolve_fp8(
     first, last = table.bf16_first_layers, table.bf16_last_layers
     if first + last > layers:
         raise InputError(
-            f"training.bf16_first_layers: found {first}, and {last} at the end, of {layers} layers; "
-            f"expected at "
-            f"most {layers} together"
+            f"training.bf16_first_layers: found {first}, and {last} at the end, of {layers} layers; expected "
+            f"at most {layers} together"
         )
     fp8 = replace(framework.make_fp8(recipe, strategy), transposes=_transposes(gpu))
     fuses_norms = framework.fuses_norms(strategy)
@@ -169,8 +168,7 @@ def _check_gpu(recipe: Fp8Recipe, gpu: Gpu) -> None:
         if recipe in _MIN_CAPABILITIES:
             raise InputError(
                 f"training.fp8_recipe: '{recipe}' needs an NVIDIA GPU of compute capability {lowest:g} or "
-                f"more, "
-                f"found GPU '{gpu.name}'; the nearest that it has is 'current'"
+                f"more, found GPU '{gpu.name}'; the nearest that it has is 'current'"
             )
         return
     low, high = _CONSUMER_BLACKWELL
@@ -178,8 +176,7 @@ def _check_gpu(recipe: Fp8Recipe, gpu: Gpu) -> None:
     if not is_refused and recipe == "nvfp4" and gpu.peak.fp4 is None:
         raise InputError(
             f"training.fp8_recipe: 'nvfp4' needs a rate of fp4 products, which GPU '{gpu.name}' does not "
-            f"state "
-            f"(peak.fp4); the nearest that it has is '{_nearest_recipe(capability)}'"
+            f"state (peak.fp4); the nearest that it has is '{_nearest_recipe(capability)}'"
         )
     if is_refused:
         raise InputError(
@@ -232,8 +229,7 @@ def check_fp8_shapes(model: ModelSpec, training: TrainingConfig, parallelism: Pa
                     suffix = f" on each of {ranks} tensor-parallel ranks" if ranks > 1 else ""
                     raise InputError(
                         f"training.fp8_recipe: '{training.fp8.recipe}' casts multiples of {multiple} "
-                        f"elements, "
-                        f"but '{module.name}' ({shape}) has {length:,g}{suffix}; "
+                        f"elements, but '{module.name}' ({shape}) has {length:,g}{suffix}; "
                         + _nearest_shape(length, multiple)
                     )
 

@@ -236,9 +236,8 @@ def captured_length(model: ModelSpec, requested: int | None) -> int | None:
     if requested is not None and requested != length:
         raise InputError(
             f"training.sequence_length: found {requested:,}, but '{model.name}' was captured with samples of "
-            f"{length:,} {'position' if length == 1 else 'positions'}, and a length is part of what "
-            "was seen; "
-            f"expected {length:,}, or an example of that length (training.micro_batch_size is free)"
+            f"{length:,} {'position' if length == 1 else 'positions'}, and a length is part of what was "
+            f"seen; expected {length:,}, or an example of that length (training.micro_batch_size is free)"
         )
     return length
 
@@ -259,9 +258,8 @@ def check_captured(
         )
     if training.autocast:
         raise NotSimulatedError(
-            f"training.autocast: {where} in the type that its weights are gathered in; expected "
-            "autocast = false "
-            "(param_dtype instead), or a preset or config.json"
+            f"training.autocast: {where} in the type that its weights are gathered in; expected autocast = "
+            "false (param_dtype instead), or a preset or config.json"
         )
     policies = {training.activation_checkpointing, *training.block_checkpointing}
     for policy in _NEED_ATTENTION:
@@ -270,9 +268,8 @@ def check_captured(
             any(module.role is Role.MIXER for module in block.modules) for block in blocks
         ):
             raise InputError(
-                f"training.activation_checkpointing: found '{policy}', which runs causal attention of "
-                "every block "
-                f"again, but {where} and not all its blocks have one; expected 'full' or 'none'"
+                f"training.activation_checkpointing: found '{policy}', which runs causal attention of every "
+                f"block again, but {where} and not all its blocks have one; expected 'full' or 'none'"
             )
 
 

@@ -56,8 +56,7 @@ def read_hwloc(text: str, file: str, base: str | None) -> ImportedTopology:
     if base is None:
         raise InputError(
             f"{file}: GPUs are {', '.join(names) or 'of unknown model'}, of which zsim has no machine; give "
-            f"a preset "
-            "with --base"
+            "a preset with --base"
         )
     speeds = [float(text) for gpu in gpus if _is_rate(text := gpu.get("pci_link_speed", ""))]
     below = Counter(_bridge(gpu, parents) for gpu in gpus)

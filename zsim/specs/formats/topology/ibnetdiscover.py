@@ -81,8 +81,7 @@ def read_ibnetdiscover(text: str, file: str, base: str | None) -> ImportedTopolo
     number = len(nodes)
     notes = [
         f"{number} nodes of {cards_per_node} cards under {len(fabric.switches)} switches: use it with "
-        "--nodes "
-        f"{number} or fewer",
+        f"--nodes {number} or fewer",
         f"the fabric says nothing of GPUs, NVLink and PCIe: taken from {base}",
     ]
     if len(nodes) < len(hosts):

@@ -95,9 +95,8 @@ def _links(
     if len(_reachable(gpus, counts)) < len(gpus):
         group = ", ".join(sorted(_reachable(gpus, counts), key=natural_order))
         notes.append(
-            f"NVLink joins some GPUs alone ({group} ...): GPUs are taken to talk over PCIe, as any ring "
-            f"over more of "
-            "them does; a group of just those is faster"
+            f"NVLink joins some GPUs alone ({group} ...): GPUs are taken to talk over PCIe, as any ring over "
+            "more of them does; a group of just those is faster"
         )
         return "none", max(totals), "a100-pcie-x8" if max(totals) == 12 else "h100-pcie-x8"
     is_complete = len(counts) == len(gpus) * (len(gpus) - 1) and len(set(counts.values())) == 1
@@ -164,8 +163,7 @@ def read_rocm_smi(text: str, file: str, base: str | None) -> ImportedTopology:
     if base is None:
         raise InputError(
             f"{file}: rocm-smi does not say which GPUs these {len(types)} are; give a preset of the machine "
-            f"with "
-            "--base, such as mi300x-x8"
+            "with --base, such as mi300x-x8"
         )
     source = f"imported from {file} (rocm-smi --showtopo)"
     tables: dict[str, dict[str, Any]] = {}
@@ -188,8 +186,7 @@ def _types(text: str, file: str) -> list[list[str]]:
     is_square = len(rows) == len(names) and all(len(row) == len(names) for row in rows)
     if not names or not is_square or len(names) > _MOST_AMD_GPUS:
         raise InputError(
-            f"{file}: found {len(rows)} rows for {len(names)} columns of 'Link Type between two GPUs'; is "
-            f"it cut "
-            "short? Expected what `rocm-smi --showtopo` prints"
+            f"{file}: found {len(rows)} rows for {len(names)} columns of 'Link Type between two GPUs'; is it "
+            "cut short? Expected what `rocm-smi --showtopo` prints"
         )
     return rows

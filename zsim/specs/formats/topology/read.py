@@ -99,10 +99,9 @@ def _guess_format(path: Path, text: str) -> str:
     if any(word in text.lower() for word in ("switchname=", "blockname=", "switches:", "block:", "tree:")):
         return "slurm"
     raise InputError(
-        f"{path.name}: not recognised; expected an NCCL topology XML, `nvidia-smi topo -m`, "
-        "`rocm-smi --showtopo`, hwloc's XML, `ibnetdiscover`, `lldpctl`, a Slurm topology.conf or .yaml, or "
-        "an ASTRA-sim network yml (say which "
-        "with --format)"
+        f"{path.name}: not recognised; expected an NCCL topology XML, `nvidia-smi topo -m`, `rocm-smi "
+        "--showtopo`, hwloc's XML, `ibnetdiscover`, `lldpctl`, a Slurm topology.conf or .yaml, or an "
+        "ASTRA-sim network yml (say which with --format)"
     )
 
 

@@ -47,7 +47,7 @@ def add_device_spans(recording: Recording, file: KinetoFile) -> None:
         spans.append((event, issue, info, sequence))
     names = _stream_names(file, spans)
     for (event, issue, info, sequence), waits in zip(spans, follows_wait, strict=True):
-        stream_info = _set_stream(info, names[event.device, event.stream])
+        stream_info = info._replace(stream=names[event.device, event.stream])
         recording.add(stream_info, event.start, event.end, issue, sequence, waits)
     if collectives.num_unsized:
         recording.notes.append(f"{collectives.num_unsized} collectives whose size is not recorded")
@@ -221,13 +221,6 @@ def _describes_collective(args: Event) -> bool:
 def _traced_kind(kind: str) -> str:
     """The kind in the trace: a barrier, and a kernel of unknown kind, count as an all-reduce."""
     return "all_reduce" if kind in ("barrier", "") else kind
-
-
-def _set_stream(info: SpanInfo, stream: str) -> SpanInfo:
-    return SpanInfo(
-        info.name, info.kind, stream, info.bytes, info.dtype, info.group, info.group_size, info.phase,
-        info.module, info.flops, info.hbm_bytes, info.messages,
-    )  # fmt: skip
 
 
 def _stream_names(
