@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.calibrate.kernel_fits import CurveFit, fit_gpu
+from zsim.calibrate.kernel_fits import CurveFit, fit_gpu, unfitted
 from zsim.calibrate.link_fits import MIN_COLLECTIVES, MIN_COPIES, MIN_TRANSFERS, RING_KINDS, fit_cluster
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.errors import InputError
@@ -69,6 +69,7 @@ def calibrate(
             f"{num_dropped} rows left out: others used more than {quiet:.0%} of the machine meanwhile"
         )
     rows = Measurements(quiet_rows, measured.machines, (), measured.sources)
+    notes += unfitted(cluster.gpu, rows)
     gpu, gpu_fits = fit_gpu(cluster.gpu, rows)
     changes, cluster_fits = fit_cluster(cluster.model_copy(update={"gpu": gpu}), rows)
     fits = (*gpu_fits, *cluster_fits)

@@ -5,6 +5,7 @@ Few numbers are fitted to many points so that disturbed points do not pull them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -135,12 +136,18 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 _BEYOND_CACHES = 100e6
+_NO_WORK = 1e6  # bytes, under a microsecond of a GPU's memory
 _ELEMENTWISE = ("residual", "silu_times", "rms_norm")
 ADAMW_IMPLEMENTATIONS: dict[str, OptimizerImplementation] = {
     "fused": "fused",
     "foreach": "foreach",
     "loop": "for_loop",
 }
+# Rows of torch's default on GPUs, causal, with queries, keys and values of one shape.
+_FLASH = {"backend": "flash", "causal": None, "kv_heads": None, "value_dim": None}
+_UNFITTED = (
+    "batched_gemm", "grouped_gemm", "rows_by_index", "chain", "rotary", "embedding", "gemm_beside_copy",
+)  # fmt: skip
 Timed = tuple[Measurement, tuple[Kernel, ...]]
 
 
@@ -155,6 +162,21 @@ def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
         gpu, new_fits = fit(gpu, measured)
         fits += new_fits
     return gpu, fits
+
+
+def unfitted(gpu: Gpu, measured: Measurements) -> list[str]:
+    """A note on the rows that no number is fitted to, if there are any."""
+    modules = () if gpu.vendor == "cpu" else ("rms_norm_eager", "cross_entropy")
+    counts = Counter(row.family for row in measured.select(*_UNFITTED, *modules))
+    texts = [f"{count} of {family}" for family, count in counts.items()]
+    others = len(measured.select("fused_attention")) - len(measured.select("fused_attention", **_FLASH))
+    if others:
+        texts.append(f"{others} of fused_attention (only causal flash with equal heads and widths is fitted)")
+    timed = measured.select("copy", *_ELEMENTWISE, "gemm")
+    timed += measured.select("adamw", place=_device_name(gpu))
+    if num_short := len(timed) - len(_longer_than_issue(gpu, measured, timed)):
+        texts.append(f"{num_short} as short as the host takes to issue a kernel")
+    return [f"rows to which nothing is fitted: {', '.join(texts)}"] if texts else []
 
 
 def replace_values(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
@@ -225,11 +247,13 @@ def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """
     min_bytes = _BEYOND_CACHES if gpu.vendor == "cpu" else 0.0
     copies = [
-        (row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.select("copy") if row.bytes > min_bytes
+        (row, (Kernel("copy", 0.0, row.bytes),))
+        for row in _longer_than_issue(gpu, measured, measured.select("copy"))
+        if row.bytes > min_bytes
     ]
     elementwise: list[Timed] = [
         (row, (Kernel("elementwise", 0.0, row.bytes),))
-        for row in measured.select(*_ELEMENTWISE)
+        for row in _longer_than_issue(gpu, measured, measured.select(*_ELEMENTWISE))
         if row.bytes > 0 and not _has_backward(row)
     ]
     parameters = [FitParameter("memory_bound.bytes_half", max(gpu.memory_bound.bytes_half, 1024), 64, 64e6)]
@@ -242,6 +266,19 @@ def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     if gpu.vendor == "cpu":
         elementwise += _modules(measured)
     return _fit(gpu, "kernels bound by memory", parameters, [*copies, *elementwise], "bytes", _bytes_of)
+
+
+def _longer_than_issue(gpu: Gpu, measured: Measurements, rows: Sequence[Measurement]) -> list[Measurement]:
+    """The rows that take half as long again as a copy, or an update of their kind, of under 1 MB, which on a
+    GPU takes what the host needs to issue it. All where the host's launches were not measured."""
+    is_issued = gpu.vendor != "cpu" and bool(measured.select("host", what="launch"))
+    issue_seconds = {
+        key: 1.5 * min(row.seconds for row in small)
+        for key in {(row["kind"], row["place"]) for row in rows if is_issued}
+        if (small := [row for row in measured.select("copy", "adamw", kind=key[0], place=key[1])
+                      if row.bytes < _NO_WORK])
+    }  # fmt: skip
+    return [row for row in rows if row.seconds > issue_seconds.get((row["kind"], row["place"]), 0.0)]
 
 
 def _bytes_of(row: Measurement) -> float:
@@ -270,7 +307,7 @@ def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """Fits AdamW of every implementation. Each passes over memory as often as zsim counts for it."""
     rows = [
         row
-        for row in measured.select("adamw", place=_device_name(gpu))
+        for row in _longer_than_issue(gpu, measured, measured.select("adamw", place=_device_name(gpu)))
         if row.bytes > 0 and (gpu.vendor != "cpu" or row["threads"] == 1)
     ]
     timed: list[Timed] = [
@@ -290,7 +327,7 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     inner dimensions.
     """
     timed: list[Timed] = []
-    for row in measured.select("gemm"):
+    for row in _longer_than_issue(gpu, measured, measured.select("gemm")):
         if getattr(gpu.peak, str(row["dtype"]), None) is None:
             continue
         shape = (int(row["m"]), int(row["n"]), int(row["k"]))
@@ -316,7 +353,7 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """Fits fused attention. Rows of both directions are a forward and a backward, whose FLOPs are 2.5 times
     as many."""
     timed: list[Timed] = []
-    for row in measured.select("attention"):
+    for row in (*measured.select("attention"), *measured.select("fused_attention", **_FLASH)):
         dtype = str(row["dtype"])
         if getattr(gpu.peak, dtype, None) is None:
             continue

@@ -139,6 +139,12 @@ _BOTH = ("forward", "both")
 _DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _MODULE: Mapping[str, Any] = {"tokens": COUNT, "width": COUNT, "dtype": _DTYPES, "direction": _BOTH}
 
+_ATTENTION: Mapping[str, Any] = {
+    **dict.fromkeys(("batch", "heads", "length", "head_dim"), COUNT),
+    "dtype": _DTYPES,
+    "direction": _BOTH,
+}
+
 
 class BenchFamily(NamedTuple):
     """Declaration of a family's rows."""
@@ -151,17 +157,9 @@ class BenchFamily(NamedTuple):
 
 FAMILIES: Mapping[str, BenchFamily] = {
     "gemm": BenchFamily({"m": COUNT, "n": COUNT, "k": COUNT, "dtype": _DTYPES}, "flops"),
-    "attention": BenchFamily(
-        {
-            "batch": COUNT,
-            "heads": COUNT,
-            "length": COUNT,
-            "head_dim": COUNT,
-            "dtype": _DTYPES,
-            "direction": _BOTH,
-        },
-        "flops",
-    ),
+    "attention": BenchFamily(_ATTENTION, "flops"),
+    "fused_attention": BenchFamily({**_ATTENTION, "backend": TEXT}, "flops"),
+    **dict.fromkeys(("batched_gemm", "grouped_gemm", "rows_by_index", "chain"), BenchFamily({})),
     "rms_norm": BenchFamily(_MODULE, "bytes"),
     "rms_norm_eager": BenchFamily(_MODULE),
     "silu_times": BenchFamily(_MODULE, "bytes"),
@@ -221,6 +219,7 @@ def _row(path: Path, row: CheckedTable) -> Measurement:
         parameters.required(key, kind)
     median_seconds = seconds.required("median", COUNT)
     low, high = seconds.number("p10", median_seconds), seconds.number("p90", median_seconds)
+    is_on_gpu = row.content.get("timed_on") == "device"
     if family.work:
         work.required(family.work, COUNT)
     return Measurement(
@@ -232,7 +231,8 @@ def _row(path: Path, row: CheckedTable) -> Measurement:
         bytes=work.number("bytes", 0.0),
         calls=work.number("calls", 1.0),
         relative_deviation=max(abs(high - median_seconds), abs(median_seconds - low)) / median_seconds,
-        foreign_cpu_fraction=row.number("foreign_cpu_fraction", 0.0),
+        # others' work on the CPU does not lengthen what a GPU's clock times
+        foreign_cpu_fraction=0.0 if is_on_gpu else row.number("foreign_cpu_fraction", 0.0),
     )
 
 

@@ -80,3 +80,5 @@ def test_a_gain_too_small_to_tell_is_not_in_the_best() -> None:
     change = "training.cross_entropy: eager -> fused (needs a change of the script: "
     assert said.count("In 1 as well, no difference that zsim can tell for each: " + change) == 1
     assert " 2 " not in said.partition("What to change")[2].partition("In 1 as well")[0]
+    twice = replace(result, doubtful=[*result.doubtful, *result.doubtful])
+    assert " ".join(" ".join(twice.lines()).split()).count("training.cross_entropy: eager -> fused") == 1

@@ -349,7 +349,9 @@ def format_doubtful(tuning: TuneResult) -> str:
     """E.g. "Not in 1, since zsim cannot tell a gain of 1 % from none: training.compile: false -> true"."""
     first, last = tuning.doubtful[0], tuning.doubtful[-1]
     before = tuning.best[0].seconds if first.seconds_before is None else first.seconds_before
-    changes = "; ".join(format_change(change) for step in tuning.doubtful for change in step.changes)
+    changes = "; ".join(
+        dict.fromkeys(format_change(change) for step in tuning.doubtful for change in step.changes)
+    )
     gain = format_percent(1 - last.after.seconds / before)
     return f"Not in 1, since zsim cannot tell a gain of {gain} from none: {changes}"
 
