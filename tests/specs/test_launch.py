@@ -97,6 +97,17 @@ def test_weights_loaded_in_bf16_are_kept_as_the_launchers_engine_keeps_them(
     assert all("DDP is simulated" not in note for note in found.notes)
 
 
+def test_a_launchers_fp16_is_refused_for_weights_in_bf16_where_nothing_casts_them(folder: Path) -> None:
+    """As the program's own fp16 is. FSDP's weights are cast to fp32."""
+    flags = f"train.py {FLAGS} --torch_dtype bfloat16".replace(" --bf16 True", "")
+    with pytest.raises(NotSimulatedError, match="products in fp16 of weights in bf16"):
+        read(f"accelerate launch --multi_gpu --mixed_precision fp16 {flags}")
+    found = read(f"accelerate launch --config_file fsdp.yaml --mixed_precision fp16 {flags}")
+    assert (found.training.precision, found.training.stored_dtype) == ("fp16", "fp32")
+    plain = read(f"accelerate launch --multi_gpu {flags}")
+    assert (plain.training.precision, plain.training.stored_dtype) == ("bf16", "bf16")
+
+
 def test_a_program_that_names_an_engine_keeps_it(folder: Path) -> None:
     found = read(f"accelerate launch --config_file fsdp.yaml train.py --deepspeed zero3.json {FLAGS}")
     assert (found.strategy.kind, found.gpus) == ("deepspeed", 16)

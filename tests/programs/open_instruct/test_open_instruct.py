@@ -8,7 +8,9 @@ import pytest
 
 from tests.programs.reading import notes_of, read_text
 from zsim.errors import NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
 SFT = """
@@ -78,3 +80,33 @@ def test_the_script_tells_the_trainer_and_the_launcher_the_precision(tmp_path: P
     assert (found.training.precision, found.training.stored_dtype) == ("bf16", "bf16")
     sharded = f"{launcher}/finetune.py {FLAGS}".replace("--num", "--mixed_precision bf16 --use_fsdp --num")
     assert (read(sharded).strategy.kind, read(sharded).training.precision) == ("fsdp1", "bf16")
+
+
+def test_a_loop_clips_where_it_is_told_to_and_deepspeed_by_its_json(tmp_path: Path) -> None:
+    """finetune.py has `clip_grad_norm` -1 and DPO no `max_grad_norm`. Under DeepSpeed Accelerate's "auto" is
+    1 whatever they are (accelerate 1.15.0 accelerator.py `_prepare_deepspeed`).
+    """
+    assert read_text(tmp_path, SFT, model=None).training.gradient_clipping == 0
+    assert read_text(tmp_path, SFT + "clip_grad_norm: 0.5\n", model=None).training.gradient_clipping == 0.5
+    assert read_text(tmp_path, DPO, model=None).training.gradient_clipping == 0
+    assert read_text(tmp_path, DPO + "max_grad_norm: 0.5\n", model=None).training.gradient_clipping == 0.5
+    launcher = "accelerate launch --num_processes 4 --mixed_precision bf16"
+    flags = f"open_instruct/finetune.py {FLAGS} --clip_grad_norm 0.5"
+    for engine, norm in (
+        ("--use_fsdp", 0.5), ("--use_deepspeed", 1.0), ("--use_deepspeed --gradient_clipping 0.7", 0.7),
+    ):  # fmt: skip
+        assert resolve(read(f"{launcher} {engine} {flags}")).training.gradient_clipping == norm
+
+
+def test_dpo_makes_deepspeeds_json_of_its_flags_and_checkpoints_for_a_budget() -> None:
+    launcher = "accelerate launch --num_processes 4 --mixed_precision bf16 open_instruct/dpo_tune_cache.py"
+    found = read(f"{launcher} {FLAGS} --zero_stage 3 --offload_optimizer true --max_grad_norm 0.5")
+    strategy = resolve(found).strategy
+    assert isinstance(strategy, DeepSpeedConfig)
+    assert (strategy.zero.stage, strategy.zero.offload_optimizer is None) == (3, False)
+    assert strategy.gradient_clipping == 1.0
+    assert found.training.activation_checkpointing == "none"
+    found = read(f"{launcher} {FLAGS} --activation_memory_budget 0.5")
+    assert (found.strategy.kind, found.training.activation_checkpointing) == ("ddp", "full")
+    assert read(f"{launcher} {FLAGS.replace('--max_seq_length 1024', '')}").training.sequence_length == 4096
+    assert "not read" not in notes_of(found)

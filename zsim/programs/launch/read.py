@@ -48,12 +48,8 @@ from zsim.specs.formats.program import ProgramSource, TrainingProgram, ValuesPro
 from zsim.specs.formats.safe_yaml import load_yaml
 
 Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
-_CONTENTS = (
-    "deepspeed",
-    "deepspeed_config",
-    "fsdp",
-    "fsdp_config",
-)  # flags of files that may be their keys instead
+# Flags of files that may be their keys instead.
+_CONTENTS = ("deepspeed", "deepspeed_config", "fsdp", "fsdp_config")
 _FILES = (".yaml", ".yml", ".json", ".toml")
 _LLAMA_FACTORY, _MS_SWIFT, _TRL, _TRAINER = "llama-factory", "ms-swift", "trl", "transformers"
 # Part of a target's name -> the program whose flags or file it takes.
@@ -499,7 +495,7 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
         values["mixed_precision"] = precision
     accelerate = read_accelerate_values(name, values)
     launched = accelerate.settings.get("training.precision", "")
-    if launched and not (launched == "fp32" and types and types[1]):  # without autocast, as weights are
+    if launched and types is None:
         file.settings["training.precision"] = launched
     own_kind = file.settings.get("strategy.kind")
     stays = own_kind not in (None, "ddp") or accelerate.settings.get("strategy.kind") == "ddp"
@@ -517,10 +513,12 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     if not stays and types is not None:  # what it keeps in which type was said for DDP
         for key in ("training.stored_dtype", "training.frozen_dtype"):
             file.settings.pop(key, None)
-        precision = accelerate.settings.get("training.precision", precision)
-        write_types(file, precision, types[1], has_adapters=types[2])
-        if types[2] and file.settings.get("strategy.kind") == "fsdp1":
-            file.settings["strategy.wrapping"] = "peft"  # as of a file that names FSDP1 itself
+    if types is not None and (launched or not stays):
+        write_types(file, launched or precision, types[1], has_adapters=types[2])
+    if not stays and types is not None and types[2] and file.settings.get("strategy.kind") == "fsdp1":
+        file.settings["strategy.wrapping"] = "peft"  # as of a file that names FSDP1 itself
+    if not stays and file.clips_in_loop and file.settings.get("strategy.kind") == "deepspeed":
+        file.settings.pop("training.gradient_clipping", None)  # Accelerate's 1, unless the JSON says another
     file.notes = [note for note in file.notes if not note.endswith(NO_ENGINE)] + accelerate.notes
 
 

@@ -32,7 +32,8 @@ _IDLE = silent_keys(
     beta dpo_beta label_smoothing dpo_label_smoothing exp_name do_not_randomize_output_dir use_slow_tokenizer
     with_tracking checkpointing_steps keep_last_n_checkpoints timeout overwrite_cache final_lr_ratio add_bos
     clean_checkpoints_at_end verbose load_balancing_weight train_file chat_template_name max_train_samples
-    clip_grad_norm mixer_list* tokenizer_* cache_* try_* hf_* gs_* oe_*
+    clip_grad_norm mixer_list* tokenizer_* cache_* try_* hf_* gs_* oe_* offload_optimizer offload_param
+    zero_hpz_partition_size
     """
 )
 
@@ -56,6 +57,18 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     trainer = trainer or ("dpo" if any(key in values for key in _PREFERENCE) else "hf")
     trainer = "simpo" if "simpo" in [values.pop(key, "") for key in _PREFERENCE[:2]] else trainer
     arguments = {target: values.pop(key, default) for key, (target, default) in _ARGUMENTS.items()}
+    epochs, norm_key, stage = 2, "clip_grad_norm", None
+    if trainer != "hf":
+        epochs, norm_key, stage = 1, "max_grad_norm", values.pop("zero_stage", None)
+        arguments["max_length"] = arguments["max_length"] or 4096
+        budget = values.pop("activation_memory_budget", 1)
+        if isinstance(budget, int | float) and budget < 1:
+            arguments["gradient_checkpointing"] = True
+    norm = values.pop(norm_key, 0)
+    if stage is None:
+        arguments["max_grad_norm"] = norm if not isinstance(norm, int | float) or norm > 0 else 0
+    else:
+        arguments["deepspeed"] = _zero_json(stage, values)
     is_quantised = bool(values.pop("use_qlora", False))
     optimizer = "adamw_torch_fused" if values.pop("fused_optimizer", True) else "adamw_torch"
     paged = f"paged_adamw_{8 if values.pop('use_8bit_optimizer', False) else 32}bit"
@@ -65,7 +78,7 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
         "attn_implementation": "flash_attention_2" if values.pop("use_flash_attn", True) else "eager",
         "optim": paged if values.pop("dpo_use_paged_optimizer", False) or is_quantised else optimizer,
         "accelerator_config": {"gradient_accumulation_kwargs": synchronisation},
-        "num_train_epochs": values.pop("num_train_epochs", values.pop("num_epochs", 2)),
+        "num_train_epochs": values.pop("num_train_epochs", values.pop("num_epochs", epochs)),
         "precompute_ref_log_probs": trainer == "dpo" or None,
         **dict.fromkeys(("load_in_4bit", "use_bnb_nested_quant"), is_quantised or None),
         "lora_target_modules": _TARGETS,
@@ -75,10 +88,27 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
     arguments |= {key: value for key, value in values.items() if key not in _IDLE}
     file = read_renamed(
         partial(read_trl_values, name, arguments, trainer=trainer),
-        {target: key for key, (target, _) in _ARGUMENTS.items()} | {"TRL": "Open Instruct"},
+        {target: key for key, (target, _) in _ARGUMENTS.items()}
+        | {"max_grad_norm": norm_key, "TRL": "Open Instruct"},
     )
-    file.program = "open-instruct"
+    file.program, file.clips_in_loop = "open-instruct", True
     file.settings.pop("training.lora.dtype", None)  # TRL's cast
     if is_quantised:  # prepare_model_for_kbit_training, which a launcher with another engine takes back
         file.settings["training.lora.preparation"] = "peft"
     return file
+
+
+def _zero_json(stage: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's JSON that dpo_tune_cache.py makes of its flags (`build_deepspeed_config`)."""
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
+    zero["reduce_bucket_size"] = "auto"
+    if stage == 3:
+        zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto")
+        zero |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9}
+        zero["zero_hpz_partition_size"] = values.get("zero_hpz_partition_size", 8)
+    for name in ("offload_optimizer", "offload_param"):
+        if values.get(name):
+            zero[name] = {"device": "cpu", "pin_memory": True}
+    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    auto = dict.fromkeys((*batch, "gradient_clipping"), "auto")
+    return {**auto, "bf16": {"enabled": "auto"}, "zero_optimization": zero}

@@ -41,6 +41,8 @@ class TrainingFile:
     """
     has_pairs: bool = False
     """Whether a row of its batches is two sequences."""
+    clips_in_loop: bool = False
+    """Whether its training loop clips gradients, and DeepSpeed's engine by its JSON alone."""
     epochs: float | None = None
     """How often a data set is trained on, where its size is known. None if steps say how far a run goes."""
     rollout_gpus: int = 0
