@@ -19,6 +19,7 @@ from transformers.models.kimi_linear import modeling_kimi_linear
 
 from tests.saved_bytes import forward_work, saved_bytes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.errors import InputError
 from zsim.operations.mixers.kimi_delta import KimiDelta
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.image_rules import SoundRule
@@ -225,6 +226,16 @@ def test_an_image_on_canvases_has_the_tokens_and_tiles_of_transformers(family: s
         assert size.tokens == processor._get_number_of_features(height, width, side, side)
         best = select_best_resolution((height, width), config.image_grid_pinpoints)
         assert size.tiles == 1 + best[0] * best[1] // side**2
+
+
+def test_aya_vision_reads_one_layer_of_its_tower() -> None:
+    config = {
+        "model_type": "aya_vision",
+        "text_config": {**TEXT, "model_type": "cohere2"},
+        "vision_config": SIGLIP,
+    }
+    with pytest.raises(InputError, match=r"'vision_feature_layer' is \[-2, -1\]; expected one layer"):
+        model_from_config({**config, "vision_feature_layer": [-2, -1]}, "tiny", "tiny.json")
 
 
 @pytest.mark.parametrize("family", ["aya_vision", "cohere2_vision"])

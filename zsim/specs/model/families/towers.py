@@ -78,6 +78,7 @@ def cohere_tower(config: ConfigReader, width: int) -> Tower:
     """Aya Vision's and Command A Vision's: SigLIP on tiles, four patches shuffled to a token, and a product
     of which one half is the other's gate. Aya's tokens are normed before it.
     """
+    check_feature_layer(config)
     root, is_aya = f"model.{_PROJECTOR}", config.family == "aya_vision"
     merge = config.integer("downsample_factor", 2)
     merged = config.integer("hidden_size", 768) * merge**2
