@@ -6,7 +6,8 @@ PEFT 0.21.2 casts the adapter's input to the adapter's type (`_cast_input_dtype`
 adapter's products are fp32, and so is the sum, which is cast back.
 
 unsloth's adapters cast A and B to the type of the activations, and `addmm_` puts B's product on the frozen
-one's (015bdef0 kernels/utils.py `matmul_lora`, kernels/fast_lora.py).
+one's (015bdef0 kernels/utils.py `matmul_lora`). In backward kernels/fast_lora.py makes A's product and that
+of the gradient with B once more, which is not priced.
 """
 
 from __future__ import annotations

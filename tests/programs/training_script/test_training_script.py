@@ -583,6 +583,8 @@ def test_unsloth_is_taken_as_liger_with_its_own_defaults(tmp_path: Path) -> None
     assert (training.cross_entropy, lora.kernels, lora.dtype) == ("unsloth-fused", "unsloth", None)
     assert lora.double_quantization in (None, True)
     assert "unsloth: its norms and activations are taken as Liger's" in notes_of(found)
+    dropped = read_text(tmp_path, text.replace("r=8", "r=8, lora_dropout=0.1"), "train.py", model=None)
+    assert there(dropped.training.lora).kernels == "peft"  # `patch_peft_model` asks for no dropout
     short = text.replace('-bnb-4bit")', '", max_seq_length=256, load_in_4bit=False)')
     training = read_text(tmp_path, short, "train.py", model=None).training
     assert (training.sequence_length, training.checkpoint_offload) == (256, None)

@@ -342,7 +342,8 @@ class _Script(Values, ast.NodeVisitor):
         file.settings["training.cross_entropy"] = "unsloth-fused"
         if self.adapters:
             file.settings.pop("training.lora.dtype", None)
-            file.settings["training.lora.kernels"] = "unsloth"
+            if self.unsloth.get("lora_dropout") == 0 and self.unsloth.get("bias", "none") == "none":
+                file.settings["training.lora.kernels"] = "unsloth"  # models/llama.py `patch_peft_model`
         # docs.unsloth.ai/basics/unsloth-benchmarks has for Llama-3.1-8B in 4 bits (rank 32, batch 1) 78,475
         # tokens in 24 GB, 153,977 in 40 and 342,733 in 80: zsim needs 20.9, 34.4 and 67.7 GB. Steps:
         # validation/published/experiments.json, surogate-unsloth.
