@@ -4,9 +4,9 @@ Liger's `fused_linear_cross_entropy_forward` (linkedin/Liger-Kernel 0.8, `ops/fu
 does both directions in the forward pass. The tokens are cut into ceil(V / H) pieces, rounded so that a piece
 has a power of two of tokens. Each piece is multiplied with the head, the logits are turned into their
 gradient in place, and this is multiplied with the head (gradient of the input) and with the input (gradient
-of the weight, accumulated; none of a frozen one: `if weight.requires_grad`). So at most about as many logits
-exist at once as there are hidden states. Backward only hands the gradients on. With fp16 it multiplies them
-by the loss scale (one pass).
+of the weight, accumulated, and left out of a frozen one by `if weight.requires_grad`). So at most about as
+many logits exist at once as there are hidden states. Backward only hands the gradients on. With fp16 it
+multiplies them by the loss scale (one pass).
 
 # [Note: tiles of tokens]
 "tiled" is DeepSpeed's `TiledFusedLogitsLoss` (0.19.8 runtime/sequence_parallel/ulysses_sp.py) as

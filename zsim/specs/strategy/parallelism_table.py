@@ -190,8 +190,8 @@ class ParallelismTable(StrictTable):
     ) = Field(
         default=None,
         description="rows of the fullest rank over the mean (1: forced balance), a load per rank (equal "
-        "loads are drawn), a published spread by name, 'seed:N', or 'padding:F' of the tokens; left out: as "
-        "measured of routers",
+        "loads are drawn), a published spread by name, 'seed:N', or 'padding:F' for a fraction F of padding "
+        "that chooses alike; left out: as measured of routers",
     )
     expert_padding: bool = Field(
         default=False,
