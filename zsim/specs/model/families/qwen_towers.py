@@ -370,10 +370,8 @@ def pixtral_tower(
     """
     hidden, heads = config.integer("hidden_size", 1024), config.integer("num_attention_heads", 16)
     patch, side = config.side("patch_size", 16), config.side("image_size", 1024)
-    merge, has_bias = (
-        config.integer("spatial_merge_size", 2),
-        config.boolean("multimodal_projector_bias", False),
-    )
+    merge = config.integer("spatial_merge_size", 2)
+    has_bias = config.boolean("multimodal_projector_bias", False)
     check_feature_layer(config)
     inner, act = config.integer("intermediate_size", 4096), config.activation("hidden_act", "gelu")
     root = "attention"
