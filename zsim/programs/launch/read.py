@@ -508,17 +508,18 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
                 table.setdefault(key, value)
     if file.has_pairs:
         leave_row_counts(file)
+    engine = file.settings.get("strategy.kind")
     if not stays:
         allow_optimizer(file)
-    if not stays and types is not None:  # what it keeps in which type was said for DDP
-        for key in ("training.stored_dtype", "training.frozen_dtype"):
-            file.settings.pop(key, None)
+        if file.clips_in_loop and engine == "deepspeed":
+            file.settings.pop("training.gradient_clipping", None)  # Accelerate's 1, or the JSON's
+        if types is not None:  # what it keeps in which type was said for DDP
+            for key in ("training.stored_dtype", "training.frozen_dtype"):
+                file.settings.pop(key, None)
+            if types[2] and engine == "fsdp1":
+                file.settings["strategy.wrapping"] = "peft"  # as of a file that names FSDP1 itself
     if types is not None and (launched or not stays):
         write_types(file, launched or precision, types[1], has_adapters=types[2])
-    if not stays and types is not None and types[2] and file.settings.get("strategy.kind") == "fsdp1":
-        file.settings["strategy.wrapping"] = "peft"  # as of a file that names FSDP1 itself
-    if not stays and file.clips_in_loop and file.settings.get("strategy.kind") == "deepspeed":
-        file.settings.pop("training.gradient_clipping", None)  # Accelerate's 1, unless the JSON says another
     file.notes = [note for note in file.notes if not note.endswith(NO_ENGINE)] + accelerate.notes
 
 

@@ -27,6 +27,13 @@ _ARGUMENTS: Mapping[str, tuple[str, Any]] = {
     "packing": ("padding_free", False), "load_balancing_loss": ("router_aux_loss_coef", False),
 }  # fmt: skip
 _TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
+_AUTO = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+)  # fmt: skip
+_ZERO_3 = {
+    "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+    "sub_group_size": 1e9, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+}  # fmt: skip
 _IDLE = silent_keys(
     """
     beta dpo_beta label_smoothing dpo_label_smoothing exp_name do_not_randomize_output_dir use_slow_tokenizer
@@ -100,15 +107,9 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
 
 def _zero_json(stage: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """DeepSpeed's JSON that dpo_tune_cache.py makes of its flags (`build_deepspeed_config`)."""
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
-    zero["reduce_bucket_size"] = "auto"
+    zero = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": "auto"}
     if stage == 3:
-        zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto")
-        zero |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9}
-        zero["zero_hpz_partition_size"] = values.get("zero_hpz_partition_size", 8)
-    for name in ("offload_optimizer", "offload_param"):
-        if values.get(name):
-            zero[name] = {"device": "cpu", "pin_memory": True}
-    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    auto = dict.fromkeys((*batch, "gradient_clipping"), "auto")
-    return {**auto, "bf16": {"enabled": "auto"}, "zero_optimization": zero}
+        zero |= _ZERO_3 | {"zero_hpz_partition_size": values.get("zero_hpz_partition_size", 8)}
+    offloads = [key for key in ("offload_optimizer", "offload_param") if values.get(key)]
+    zero |= {key: {"device": "cpu", "pin_memory": True} for key in offloads}
+    return {**dict.fromkeys(_AUTO, "auto"), "bf16": {"enabled": "auto"}, "zero_optimization": zero}
