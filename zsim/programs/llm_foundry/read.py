@@ -239,10 +239,8 @@ def _read_model(keys: FileValues) -> None:
 
 def _read_adapters(keys: FileValues) -> None:
     rank, alpha = keys.get("model.peft_config.r"), keys.get("model.peft_config.lora_alpha", 8)
-    kind, targets = (
-        keys.get("model.peft_config.peft_type", "LORA"),
-        keys.get("model.peft_config.target_modules"),
-    )
+    kind = keys.get("model.peft_config.peft_type", "LORA")
+    targets = keys.get("model.peft_config.target_modules")
     if rank is None:
         return
     if str(kind).upper() != "LORA":

@@ -35,10 +35,8 @@ def read_experts(arguments: Arguments) -> dict[str, Any]:
     """
     for flag, feature in NOT_SIMULATED_EXPERTS.items():
         refuse(arguments, flag, feature)
-    degree, tensor = (
-        arguments.count("expert-model-parallel-size"),
-        arguments.integer("expert-tensor-parallel-size"),
-    )
+    degree = arguments.count("expert-model-parallel-size")
+    tensor = arguments.integer("expert-tensor-parallel-size")
     if degree > 1 and arguments.has("num-layers") and not arguments.has("num-experts"):
         raise InputError(
             f"{arguments.where}: --expert-model-parallel-size: found {degree} without --num-experts, which "

@@ -161,10 +161,8 @@ def _read_precision(arguments: Arguments, file: TrainingFile) -> None:
         "training.fp8_recipe": _recipe(arguments, is_fp4=fp4 is not None),
     }
     if arguments.has("first-last-layers-bf16"):
-        first, last = (
-            arguments.integer("num-layers-at-start-in-bf16"),
-            arguments.integer("num-layers-at-end-in-bf16"),
-        )
+        first = arguments.integer("num-layers-at-start-in-bf16")
+        last = arguments.integer("num-layers-at-end-in-bf16")
         file.settings["training.bf16_first_layers"] = 1 if first is None else first
         file.settings["training.bf16_last_layers"] = 1 if last is None else last
     arguments.read_flags |= {"num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"}
@@ -286,10 +284,8 @@ def _read_data_parallelism(arguments: Arguments, file: TrainingFile) -> None:
         settings["strategy.overlap_p2p_warmup_flush"] = True
     read_fsdp(arguments, file)
     read_cpu_optimizer(arguments, file)
-    bucket, instances = (
-        arguments.integer("ddp-bucket-size"),
-        arguments.integer("num-distributed-optimizer-instances"),
-    )
+    bucket = arguments.integer("ddp-bucket-size")
+    instances = arguments.integer("num-distributed-optimizer-instances")
     if bucket is not None:
         settings["strategy.bucket_size"] = bucket
     if instances not in (None, 1):
@@ -381,10 +377,8 @@ def _gradient_dtype(arguments: Arguments, precision: str) -> str:
     """The type in which gradients are accumulated and reduced. With bf16 it is fp32 unless a flag says
     otherwise.
     """
-    accumulates_in_fp32, reduces_in_bf16 = (
-        arguments.has("accumulate-allreduce-grads-in-fp32"),
-        arguments.has("grad-reduce-in-bf16"),
-    )
+    accumulates_in_fp32 = arguments.has("accumulate-allreduce-grads-in-fp32")
+    reduces_in_bf16 = arguments.has("grad-reduce-in-bf16")
     main_dtype = arguments.text("main-grads-dtype", "fp32")
     if precision in ("bf16", "fp8"):
         if accumulates_in_fp32 and main_dtype != "fp32":

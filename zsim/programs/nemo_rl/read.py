@@ -327,10 +327,8 @@ def _read_dtensor(keys: FileValues) -> None:
         keys.file.note("activation_checkpointing: blocks are simulated as checkpointed, not their parts")
     if replicas := keys.get(f"{DTENSOR}.dp_replicate_size", 1):
         settings["strategy.replicate"] = replicas
-    tensor, context = (
-        keys.get(f"{DTENSOR}.tensor_parallel_size", 1),
-        keys.get(f"{DTENSOR}.context_parallel_size", 1),
-    )
+    tensor = keys.get(f"{DTENSOR}.tensor_parallel_size", 1)
+    context = keys.get(f"{DTENSOR}.context_parallel_size", 1)
     is_sequence_parallel = keys.get(f"{DTENSOR}.sequence_parallel", False)
     if tensor > 1:
         settings |= {"parallelism.tensor": tensor, "parallelism.sequence_parallel": is_sequence_parallel}

@@ -209,10 +209,8 @@ def _read_zero(keys: FileValues, precision: str) -> None:
 
 def _read_adapters(keys: FileValues) -> None:
     rank, alpha = keys.get("ds.lora.rank", 0), keys.get("ds.lora.alpha", 16)
-    targets, is_quantized = (
-        keys.get("ds.lora.target_modules", "all-linear"),
-        keys.get("ds.load_in_4bit", False),
-    )
+    targets = keys.get("ds.lora.target_modules", "all-linear")
+    is_quantized = keys.get("ds.load_in_4bit", False)
     if rank > 0:
         keys.file.settings |= adapter_settings(rank, alpha, targets)
         if is_quantized:

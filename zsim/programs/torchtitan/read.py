@@ -179,10 +179,8 @@ def _mx_recipe(settings: FileValues) -> Fp8Recipe:
 
 
 def _read_sharding(settings: FileValues, is_new: bool) -> None:
-    replicate_key, shard_key = (
-        "parallelism.data_parallel_replicate_degree",
-        "parallelism.data_parallel_shard_degree",
-    )
+    replicate_key = "parallelism.data_parallel_replicate_degree"
+    shard_key = "parallelism.data_parallel_shard_degree"
     replicate, shard = settings.get(replicate_key, 1), settings.get(shard_key, -1)
     if replicate < 1 or not (shard == -1 or shard >= 1):
         key, value = (replicate_key, replicate) if replicate < 1 else (shard_key, shard)
@@ -295,10 +293,8 @@ def _read_training_options(settings: FileValues, is_new: bool) -> None:
         settings.file.note(f"attn_backend: '{backend}' is simulated as the GPU's usual fused attention")
     if settings.get("training.disable_cuda_graphs", True) is False:
         settings.file.note("CUDA graphs of forward and backward, on where not disabled, are simulated as off")
-    enabled, components = (
-        settings.get("compile.enable", False),
-        settings.get("compile.components", ["model", "loss"]),
-    )
+    enabled = settings.get("compile.enable", False)
+    components = settings.get("compile.components", ["model", "loss"])
     settings.put("training.compile", bool(enabled and "model" in components), "compile.enable")
     _check_chunks(settings, is_new)
     is_loss_compiled = enabled and "loss" in components
