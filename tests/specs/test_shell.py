@@ -58,6 +58,7 @@ SCRIPTS = {
     "another folder, silently": 'show "$(cd -- "$(dirname /usr/bin)" >/dev/null 2>&1 ; pwd -P)"\n',
     "a script that it writes": "A=1\ncat > job.sh <<EOF\nshow $A \\$1\nEOF\nbash job.sh 2\n",
     "one of another name": "cat > job <<'EOF'\nshow $1\nEOF\nbash job 2\n",
+    "one by another path": "cat > job <<'EOF'\nshow $1\nEOF\nbash ./job 2\n",
     "a loop as long as a condition holds": "n=0\nwhile [ $n -lt 3 ]; do\n show $n\n n=$((n+1))\ndone\n",
     "a loop until a condition fails": "set -- a b\nwhile [[ $# -gt 0 ]]; do show $1; shift; done\nshow $#\n",
     "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",

@@ -576,7 +576,7 @@ def _script_index(words: Sequence[str], written: Container[str] = ()) -> int | N
     if names[0] in _STARTERS:
         shell = next((n for n, name in enumerate(names) if name in ("bash", "sh")), 0)
         indices = [_skip_options(words, start + 1) for start in dict.fromkeys((0, shell))]
-    named = ((n, words[n]) for n in indices if n < len(words))
+    named = ((n, os.path.normpath(words[n])) for n in indices if n < len(words))
     is_script = (n for n, word in named if word in written or Path(word).suffix in SCRIPT_SUFFIXES)
     return next(is_script, None)
 
