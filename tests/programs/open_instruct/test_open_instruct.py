@@ -108,5 +108,8 @@ def test_dpo_makes_deepspeeds_json_of_its_flags_and_checkpoints_for_a_budget() -
     assert found.training.activation_checkpointing == "none"
     found = read(f"{launcher} {FLAGS} --activation_memory_budget 0.5")
     assert (found.strategy.kind, found.training.activation_checkpointing) == ("ddp", "full")
+    adapted = f"{launcher} {FLAGS} --activation_memory_budget 0.5 --use_lora"
+    assert read(adapted).training.activation_checkpointing == "none"
+    assert read(f"{adapted} --use_qlora").training.activation_checkpointing == "full"
     assert read(f"{launcher} {FLAGS.replace('--max_seq_length 1024', '')}").training.sequence_length == 4096
     assert "not read" not in notes_of(found)

@@ -69,7 +69,8 @@ def read_values(name: str, data: Mapping[str, Any], trainer: str = "") -> Traini
         epochs, norm_key, stage = 1, "max_grad_norm", values.pop("zero_stage", None)
         arguments["max_length"] = arguments["max_length"] or 4096
         budget = values.pop("activation_memory_budget", 1)
-        if isinstance(budget, int | float) and budget < 1:
+        is_without = arguments["use_peft"] and not values.get("use_qlora")  # adapters of plain weights
+        if isinstance(budget, int | float) and budget < 1 and not is_without:
             arguments["gradient_checkpointing"] = True
     norm = values.pop(norm_key, 0)
     if stage is None:
