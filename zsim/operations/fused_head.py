@@ -122,7 +122,7 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
 
 
 def _sizes(*sizes: int) -> tuple[int, ...]:
-    """Those of tensors that exist."""
+    """The sizes of tensors that exist."""
     return tuple(size for size in sizes if size)
 
 

@@ -1,6 +1,4 @@
-"""Launch scripts of training runs, interpreted without running a program: the commands that they
-would start.
-"""
+"""Launch scripts, interpreted without running a program: the commands that they would start."""
 
 from __future__ import annotations
 
@@ -577,8 +575,7 @@ def _script_index(words: Sequence[str], written: Container[str] = ()) -> int | N
         shell = next((n for n, name in enumerate(names) if name in ("bash", "sh")), 0)
         indices = [_skip_options(words, start + 1) for start in dict.fromkeys((0, shell))]
     named = ((n, os.path.normpath(words[n])) for n in indices if n < len(words))
-    is_script = (n for n, word in named if word in written or Path(word).suffix in SCRIPT_SUFFIXES)
-    return next(is_script, None)
+    return next((n for n, word in named if word in written or Path(word).suffix in SCRIPT_SUFFIXES), None)
 
 
 def _skip_options(words: Sequence[str], position: int) -> int:

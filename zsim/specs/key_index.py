@@ -86,7 +86,7 @@ def _shallowest(paths: Sequence[str]) -> Iterator[str]:
     """
     depths = [(path.partition(".")[0], path.count(".")) for path in paths]
     for path, (table, depth) in zip(paths, depths, strict=True):
-        if all(depth <= other for name, other in depths if name == table):
+        if all(depth <= level for name, level in depths if name == table):
             yield path
 
 

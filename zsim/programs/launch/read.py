@@ -134,8 +134,8 @@ def _started(launch: Launch) -> TrainingFile:
         )
     if isinstance(toml := values.get("job.config_file"), str):
         path = str(locate_named_file(toml, launch.folder, launch.where, "a torchtitan TOML"))
-        found = {toml: path, f"{_TOML}={toml}": f"{_TOML}={path}"}
-        return read_torchtitan(shlex.join((path, *(found.get(word, word) for word in launch.words))))
+        paths = {toml: path, f"{_TOML}={toml}": f"{_TOML}={path}"}
+        return read_torchtitan(shlex.join((path, *(paths.get(word, word) for word in launch.words))))
     config = next((word for word in loose if word.endswith(_FILES) and "=" not in word), None)
     config = config or values.pop("config", None) or values.pop("config_file", None)
     if launch.launcher == "litgpt" and (

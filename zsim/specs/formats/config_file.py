@@ -164,8 +164,8 @@ def locate_named_file(name: str, folder: Path, where: str, expected: str) -> Pat
     folder; of another machine's path its longest end with a folder. Raises InputError with every place.
     """
     tried: list[Path] = []
-    parts = Path(name).parts
-    tails = [Path(*parts[n:]) for n in range(1, len(parts) - 1)] if name[:1] in ("/", "~", "$") else []
+    names = name.split("/") if name[:1] in ("/", "~", "$") else []
+    tails = [Path(*names[n:]) for n in range(1, len(names) - 1)]
     for start in _starts(folder):
         candidate = start / os.path.expanduser(name)
         if candidate in tried:
