@@ -44,6 +44,13 @@ def test_a_copy_is_held_by_every_rank_in_the_type_of_the_weights() -> None:
     assert peaks(experiment("copy", "deepspeed"))["parameters"] == 2 * 2 * NUMEL
 
 
+def test_a_copy_of_a_model_in_4_bits_is_in_4_bits() -> None:
+    """As large as the model with its adapters, scales and maps included."""
+    lora = {"quantized": "nf4"}
+    alone = peaks(experiment(None, lora=lora, stored_dtype="bf16"))["parameters"]
+    assert peaks(experiment("copy", lora=lora, stored_dtype="bf16"))["parameters"] == 2 * alone
+
+
 def test_it_runs_forward_once_in_every_micro_batch() -> None:
     plan = zsim.make_plan(experiment("copy"))
     ops = [plan.programs[0].ops[number] for number in range(len(plan.programs[0].ops))]

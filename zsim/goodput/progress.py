@@ -308,7 +308,8 @@ class RunProgress:
         ledger.useful += steps * ideal
         ledger.add("degraded", steps * (self.pace - ideal))
         ledger.add("evaluation", steps * self.evaluation)
-        ledger.add("checkpoints", elapsed - steps * (self.pace + self.evaluation))
+        saves = elapsed - steps * (self.pace + self.evaluation)
+        ledger.add("checkpoints", max(saves, 0.0))  # of no save, a rounding error
         ledger.num_saves += int((self.steps_since_save + steps) // self.phase.saves.every)
         ledger.mark(self.start_seconds, now, "steps", "", self.previous_steps + self.steps + steps)
 

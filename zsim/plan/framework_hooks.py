@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from zsim.cost.memory import quantisation_bytes, stored_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.ops import Device, Memory
 from zsim.plan.pipeline.run_actions import PipelineRuntime
@@ -63,7 +64,7 @@ def originals(models: Iterable[ModelSpec], storage: FrozenStorage) -> list[Memor
 def frozen_copy(models: Iterable[ModelSpec], storage: FrozenStorage) -> list[Memory]:
     """Memory of a frozen copy of all parameters in a rank's stages."""
     size = sum(
-        _numel(parameter, storage.shards) * DTYPE_BYTES[parameter.stored_dtype or storage.dtype]
+        stored_bytes(parameter, storage.dtype, _numel(parameter, storage.shards)) + quantisation_bytes(parameter)
         for model in models
         for _, parameter in model.named_parameters()
     )

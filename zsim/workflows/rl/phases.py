@@ -221,6 +221,8 @@ def _sent_bytes(parameter: Parameter, trained_bytes: int) -> int:
     """
     if parameter.trainable or not parameter.stored_dtype:
         return trained_bytes
+    if parameter.is_packed:
+        return TRAINED_BYTES
     return max(DTYPE_BYTES[parameter.stored_dtype], TRAINED_BYTES)
 
 
