@@ -135,15 +135,18 @@ def test_autograd_holds_stacked_experts_that_are_read_as_views(
     assert gathered_after_forward(family, checkpointing, software) == layers * 2 * EXPERTS
 
 
-def test_a_released_weight_lives_on_in_its_views_alone() -> None:
-    """What the plan's rule rests on, with the real functions: `free_param` empties the parameter."""
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_released_weight_lives_on_in_its_views_alone(*, trains: bool) -> None:
+    """What the plan's rule rests on, with the real functions: `free_param` empties the parameter. Frozen
+    weights are saved alike, for the gradient of the input.
+    """
     torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
     linear = pytest.importorskip("deepspeed.runtime.zero.linear", reason="needs DeepSpeed").zero3_linear_wrap
     moe = pytest.importorskip("transformers.integrations.moe", reason="needs transformers 5")
     ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
 
     def is_held(function: Callable[[Any, Any], Any], *shape: int) -> bool:
-        weight = torch.nn.Parameter(torch.randn(*shape, dtype=torch.bfloat16))
+        weight = torch.nn.Parameter(torch.randn(*shape, dtype=torch.bfloat16), requires_grad=trains)
         storage = weight.data.untyped_storage()
         output = function(torch.randn(64, 16, dtype=torch.bfloat16, requires_grad=True), weight)
         weight.data = torch.empty(0, dtype=torch.bfloat16)

@@ -26,6 +26,11 @@ fully_async_rollouter.py `_processor_worker`, `pause` and `max_concurrent_sample
 it trains while the step's other prompts are generated, and long responses may be older than the staleness
 says.
 
+[Note: finished first] prime-rl fills a batch with the prompts that end first. Before it loads new weights it
+cancels what runs of prompts that these make older than the staleness, and trains on their samples that have
+ended (004274ec src/prime_rl/orchestrator/dispatcher.py `on_version_pending`, train_sink.py `process_group`).
+From 2441fd51 on it drops those too, and prompts that get too old as they wait (`_drop_stale`): not simulated.
+
 [Note: enough prompts] With over-sampling a batch has more prompts than a step trains on, and is complete when
 enough of them have all their responses. The others are aborted: their tokens are lost, or with partial
 rollouts kept until the next batch, whose first prompts they are (verl docs/advance/fully_async.md, slime

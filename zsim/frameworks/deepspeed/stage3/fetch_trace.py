@@ -45,7 +45,8 @@ from zsim.operations.router import Router
 from zsim.plan.workload.workload import Workload
 
 _MAX_ELEMENTS = 1_000_000_000
-# Families whose experts are [experts, in, out] (`is_transposed=True` in transformers 5.24).
+# Families whose experts are [experts, in, out] (`is_transposed=True` in transformers 5.24). Before 5.0
+# gpt-oss looped over copies of its experts, which autograd held (`GptOssExperts`): not simulated.
 _STORED_AS_MULTIPLIED = frozenset({"gpt_oss"})
 
 
