@@ -198,7 +198,8 @@ def test_rows_measured_beside_others_work_are_left_out_aloud() -> None:
     rows = synthetic().rows
     noisy = Measurement("copy", {"bytes": 1}, 1.0, "a.json", bytes=2.0**30, foreign_cpu_fraction=0.5)
     found = calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", Measurements((*rows, noisy)))
-    assert found.notes == ("1 rows left out: others used more than 10% of the machine meanwhile",)
+    assert found.notes[0] == "1 row left out: others used more than 10% of the machine meanwhile"
+    assert [note.split()[0] for note in found.notes[1:]] == ["gemm.max_fraction"]  # of products alone
 
 
 def test_the_command_writes_a_cluster_that_runs(tmp_path: Path) -> None:
@@ -264,6 +265,12 @@ def test_the_microbenchmarks_of_a_gpu_are_read_and_what_is_not_fitted_is_said() 
     assert len(fits["fused attention"].points) == 40
     assert max(fits[title].median_error for title in ("AdamW", "kernels bound by memory")) < 0.05
     assert not any(fit.at_bound for fit in made.fits)
+    (alone,) = (note for note in made.notes if note.startswith("gemm.max_fraction"))
+    fraction = made.tables["gpu.gemm"]["max_fraction"]
+    assert fraction == pytest.approx(0.766, rel=0.05)  # fitted by hand in h100-sxm-80gb-cuda13
+    assert f"{fraction:.3g} is of products timed alone, where 'dgx-h100' has 0.69 (calibrated)" in alone
+    assert made.tables["gpu.gemm"]["source"].endswith(alone)
+    assert fits["AdamW on the CPU"].units == {"offload.thread_bandwidth": "B/s"}
     (unfitted,) = (note for note in made.notes if note.startswith("rows to which nothing is fitted"))
     assert "60 of grouped_gemm" in unfitted
     assert "54 of fused_attention (only causal flash" in unfitted

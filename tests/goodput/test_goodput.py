@@ -122,6 +122,12 @@ def test_a_run_of_years_is_written_without_exponents() -> None:
     assert re.search(r"Days in proportion: \d+,\d{3} to \d+,\d{3}\.", said)
 
 
+def test_spares_are_named_where_there_are_some() -> None:
+    run = simulate_run(experiment(tokens="1B", recovery={"restart": "4 min"}), compares=False)
+    (hours,) = (line for line in goodput_lines(run) if "GPU-hours" in line)
+    assert "with spares" not in hours
+
+
 def test_the_text_fits_a_terminal(whole: Any) -> None:
     lines = list(goodput_lines(whole))
     assert max(map(len, lines)) <= 80

@@ -36,6 +36,12 @@ from zsim.specs.strategy.registry import STRATEGIES
         ("training.lora.targets", ["q_proj", 1], "training.lora.targets.1: found 1, expected a valid string"),
         ("parallelism.expert_imbalance", [-1.0], "parallelism.expert_imbalance.0: found -1.0, expected"),
         ("parallelism.layers_per_stage", ["x"], "parallelism.layers_per_stage.0: found 'x', expected"),
+        (
+            "parallelism.context_method",
+            "ulysses",
+            "parallelism.context_method: found 'ulysses', expected 'p2p', 'all-gather', 'all-to-all' or "
+            "'a2a+p2p'; did you mean 'all-to-all'?",
+        ),
         ("strategy.replicate", "x", "strategy.replicate: found 'x', expected"),
         ("strategy", 2.5, "strategy: found 2.5, expected a table"),
         (

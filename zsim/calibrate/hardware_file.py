@@ -65,8 +65,9 @@ def calibrate(
     notes = list(measured.notes)
     if len(quiet_rows) < len(measured.rows):
         num_dropped = len(measured.rows) - len(quiet_rows)
+        noun = "row" if num_dropped == 1 else "rows"
         notes.append(
-            f"{num_dropped} rows left out: others used more than {quiet:.0%} of the machine meanwhile"
+            f"{num_dropped} {noun} left out: others used more than {quiet:.0%} of the machine meanwhile"
         )
     rows = Measurements(quiet_rows, measured.machines, (), measured.sources)
     notes += unfitted(cluster.gpu, rows)
@@ -88,12 +89,26 @@ def calibrate(
             if dotted == "gemm.max_fraction" and cluster.gpu.gemm.transformer_engine_ratio != 1:
                 content["transformer_engine_ratio"] = 1.0  # the base's is to what that sustains, not to these
             content["measured_range"] = {**content.get("measured_range", {}), **fit.ranges}
+    if "max_fraction" in tables.get("gpu.gemm", {}):
+        notes.append(_products_alone(tables["gpu.gemm"]["max_fraction"], base, cluster))
+        tables["gpu.gemm"]["source"] += f"; {notes[-1]}"
     for table, values in changes.items():
         table_fits = [fit for fit in cluster_fits if _is_fit_of(fit, table)]
         content = _origin(table_fits, rows) | {key: _file_value(key, value) for key, value in values.items()}
         content["measured_range"] = {key: span for fit in table_fits for key, span in fit.ranges.items()}
         tables[table] = content
     return Calibration(name, base, tables, fits, measured.machines, tuple(notes))
+
+
+def _products_alone(fraction: float, base: str, cluster: Cluster) -> str:
+    """What separates the products' fitted rate from the one that steps sustain."""
+    gemm = cluster.gpu.gemm
+    return (
+        f"gemm.max_fraction {fraction:.3g} is of products timed alone, where '{base}' has "
+        f"{gemm.max_fraction:.3g} ({gemm.evidence}): at its power limit a GPU sustains less in training, so "
+        "steps may be predicted too short; for sustained rates set it by a training step timed there, or "
+        "leave [gpu.gemm] out of the file"
+    )
 
 
 # The rows that a fit of a family takes.

@@ -339,6 +339,7 @@ def _host_optimizer(cluster: Cluster, measured: Measurements) -> TablesAndFits:
         (),
         {"threads": (threads, threads)},
         sources([row]),
+        {"offload.thread_bandwidth": "B/s"},
     )
     rates = {key: value for key, value in cluster.offload if key not in (*_ORIGIN, "spread")}
     return {"offload": rates | fitted}, [fit]

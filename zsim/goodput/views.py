@@ -302,7 +302,8 @@ def detail_sentences(run: SimulatedRun) -> Iterator[str]:
     bill = run.bill
     money = "" if bill.money is None else f", {format_amount(bill.money)} {bill.currency}"
     energy = "" if bill.megawatt_hours is None else f", {format_energy(bill.megawatt_hours)}"
-    yield f"{format_amount(bill.gpu_hours)} GPU-hours with spares{money}{energy}."
+    with_spares = " with spares" if runs.scenario.recovery.spares else ""
+    yield f"{format_amount(bill.gpu_hours)} GPU-hours{with_spares}{money}{energy}."
     if runs.scenario.failures_per_second:
         between = 1 / runs.scenario.failures_per_second
         yield f"A failure every {format_duration(between)} on {run.prepared.first.nodes:,} nodes."

@@ -15,6 +15,8 @@ from zsim.specs.key_index import nearest_key, types_at
 from zsim.specs.lazy_model import StrictTable
 
 _MAX_LISTED = 20
+# Other names of values, for which spelling finds none.
+_OTHER_NAMES = {"ulysses": "all-to-all", "ring": "p2p"}
 # What a person writes, by pydantic's name of the problem: its own words name types of Python.
 _FILE_TERMS = {
     "tuple_type": "a list", "list_type": "a list", "set_type": "a list", "frozen_set_type": "a list",
@@ -144,7 +146,9 @@ def _sentence(
         return where + message.removeprefix("Value error, ")
     hint = ""
     if kind == "literal_error" and isinstance(detail["input"], str):
-        hint = did_you_mean(detail["input"], re.findall(r"'([^']*)'", message))
+        hint = did_you_mean(
+            _OTHER_NAMES.get(detail["input"].lower(), detail["input"]), re.findall(r"'([^']*)'", message)
+        )
     return f"{where}found {_format(detail['input'])}, expected {_expected(detail, details, model_type)}{hint}"
 
 
