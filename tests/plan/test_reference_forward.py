@@ -10,6 +10,7 @@ import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.checks import check_plan
 from zsim.plan.ops import Collective
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 
 NUMEL = 124_439_808  # GPT-2
@@ -131,6 +132,14 @@ def test_a_copy_under_zero_3_is_an_engine_that_runs_forward_alone() -> None:
     assert both.count("reference") == alone.count("forward")
     shards = peaks(with_stage(None, 3))["parameters"]
     assert peaks(with_stage("copy", 3))["parameters"] == pytest.approx(2 * shards, rel=1e-4)
+
+
+def test_a_fused_loss_of_a_copy_gathers_the_head_anew_in_every_micro_batch() -> None:
+    """Under ZeRO-3 the model itself reads it, and a forward without a backward releases it at its end."""
+    liger = {"training.cross_entropy": "liger"}
+    alone, both = (gathers(change_experiment(with_stage(model, 3), liger)) for model in (None, "copy"))
+    assert both.count("reference") == alone.count("forward")
+    assert alone.count("forward") % 3 == 0
 
 
 def plan_with(gpus: int, strategy: dict[str, Any]) -> zsim.Plan:

@@ -7,7 +7,8 @@ backward (module_order.py). Sizes are elements of whole parameters.
 A weight that another module's forward reads without calling the owner of the weight (the head's, by a fused
 loss) becomes a parameter of the reading module, here the model itself (`parameter_offload.py`,
 `ZeROOrderedDict`). It is fetched when the model's forward begins and held to the end of backward, because the
-model's inputs have no gradient and so no hook after backward.
+model's inputs have no gradient and so no hook after backward. Without a backward it is not used again, and
+the hook after the model's forward releases it.
 
 # [Note: leaf modules]
 By default every module that owns parameters is fetched by itself. `stage3_module_granularity_threshold` and

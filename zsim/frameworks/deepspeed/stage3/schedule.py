@@ -253,7 +253,7 @@ class Zero3Schedule(Zero3Gradients):
             builder.free_when_done("buffers", self._autograd_bytes.pop((unit, micro_batch), 0), last)
 
     def _held_weights(self, call: ModuleCall, released: list[int]) -> list[int]:
-        """Those of the weights released in forward whose memory autograd keeps."""
+        """The weights released in forward whose memory autograd keeps."""
         if self.training.forward_only or not call.module.has_backward or self._discards(call):
             return []
         if call.module.role is Role.PRODUCT and not self.zero.memory_efficient_linear:
@@ -269,14 +269,22 @@ class Zero3Schedule(Zero3Gradients):
         """Whether this forward runs without autograd, to be recomputed later."""
         return self.builder.phase == "forward" and self._checkpointed.get(call.segment, False)
 
+    def end_forward(self) -> None:
+        super().end_forward()
+        if self.training.forward_only:
+            self._release_external()
+
     def end_backward(self) -> None:
         """Release the parameters of the model itself, then issue the last reduction."""
+        self._release_external()
+        super().end_backward()
+
+    def _release_external(self) -> None:
         released = self.coordinator.release_external()
         self.store.release(released)
         if self.secondary is not None:
             self.secondary.keep(released)
         self.builder.free("buffers", self._gathered_bytes(released))
-        super().end_backward()
 
     # -- blocks as copies -------------------------------------------------------------------------------
 
