@@ -101,7 +101,7 @@ def calibrate(
 
 
 def _products_alone(fraction: float, base: str, cluster: Cluster) -> str:
-    """What separates the products' fitted rate from the one that steps sustain."""
+    """A note on the products' fitted rate beside the one that steps sustain."""
     gemm = cluster.gpu.gemm
     return (
         f"gemm.max_fraction {fraction:.3g} is of products timed alone, where '{base}' has "

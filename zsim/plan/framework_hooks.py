@@ -64,7 +64,8 @@ def originals(models: Iterable[ModelSpec], storage: FrozenStorage) -> list[Memor
 def frozen_copy(models: Iterable[ModelSpec], storage: FrozenStorage) -> list[Memory]:
     """Memory of a frozen copy of all parameters in a rank's stages."""
     size = sum(
-        stored_bytes(parameter, storage.dtype, _numel(parameter, storage.shards)) + quantisation_bytes(parameter)
+        stored_bytes(parameter, storage.dtype, _numel(parameter, storage.shards))
+        + quantisation_bytes(parameter)
         for model in models
         for _, parameter in model.named_parameters()
     )

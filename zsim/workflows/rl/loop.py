@@ -211,7 +211,7 @@ class Loop:
             for replica in self.replicas:
                 replica.cancel(running)
             self._places_left += len(running)
-            self._held = deque(held for held in self._held if held[0] is not group)
+            self._held = deque(entry for entry in self._held if entry[0] is not group)
             self.dropped_tokens += sum(request.generated for request in running)
             self._given_up.update(request.number for request in late)
             group.requests = [request for request in group.requests if request.is_finished]
@@ -251,8 +251,8 @@ class Loop:
         for group in groups:
             self._groups[group.number] = group, batch
             unfinished = [request for request in group.requests if not request.is_finished]
-            parts = [[request] for request in unfinished] if self.job.limits_samples else [unfinished]
-            self._held.extend((group, part) for part in parts if part)
+            starts = [[request] for request in unfinished] if self.job.limits_samples else [unfinished]
+            self._held.extend((group, requests) for requests in starts if requests)
         self._start_held()
 
     def _start_held(self) -> None:
@@ -379,10 +379,10 @@ class Loop:
             self._enough = self.env.event()
             yield self._enough
         if self.job.trains_finished_first:
-            taken: list[PromptGroup] = []
-            while sum(len(group.requests) for group in taken) < self._wanted:
-                taken.append(self._queue.popleft())
-            return taken
+            batch: list[PromptGroup] = []
+            while sum(len(group.requests) for group in batch) < self._wanted:
+                batch.append(self._queue.popleft())
+            return batch
         if self.job.is_synchronous:
             yield from self._stop_rest(batch)
         return batch.finished[: batch.needed]

@@ -410,10 +410,12 @@ class RlResult(Displayable):
         ]
         yield from table(named_columns("Memory", "a GPU", "a node's host", "verdict", "it fits"), rows)
         verdict, name = self.verdict, self._fullest_phase
-        parts = sorted(self.memory[name].by_category.items(), key=lambda part: -part[1])
-        held = ", ".join(f"{what.replace('_', ' ')} {format_bytes(size)}" for what, size in parts if size)
+        sizes = sorted(self.memory[name].by_category.items(), key=lambda entry: -entry[1])
+        contents = ", ".join(f"{what.replace('_', ' ')} {format_bytes(size)}" for what, size in sizes if size)
         room = f"{format_bytes(self.phase_capacity_bytes(name))} that can be used in {name.replace('_', ' ')}"
-        yield from paragraph(f"{verdict.word.upper()}: a GPU has {room}, {verdict.chance}. It holds {held}.")
+        yield from paragraph(
+            f"{verdict.word.upper()}: a GPU has {room}, {verdict.chance}. It holds {contents}."
+        )
         report = self.times.update.report
         if report.out_of_memory is not None and self.memory["training"].total <= self.capacity_bytes:
             yield from paragraph(f"{missing_memory(report.out_of_memory, job.experiment.strategy.kind)}.")

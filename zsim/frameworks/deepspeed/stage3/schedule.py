@@ -245,10 +245,10 @@ class Zero3Schedule(Zero3Gradients):
         last = builder.record(COMPUTE)
         assert last is not None
         size = self._gathered_bytes(released) if released else 0
-        held = 0 if is_backward else self._gathered_bytes(self._held_weights(call, released))
-        if held:
-            self._autograd_bytes[unit, micro_batch] = self._autograd_bytes.get((unit, micro_batch), 0) + held
-        builder.free_when_done("buffers", size - held, last)
+        saved = 0 if is_backward else self._gathered_bytes(self._held_weights(call, released))
+        if saved:
+            self._autograd_bytes[unit, micro_batch] = self._autograd_bytes.get((unit, micro_batch), 0) + saved
+        builder.free_when_done("buffers", size - saved, last)
         if is_backward and self._autograd_bytes:
             builder.free_when_done("buffers", self._autograd_bytes.pop((unit, micro_batch), 0), last)
 
