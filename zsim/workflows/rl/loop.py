@@ -379,10 +379,10 @@ class Loop:
             self._enough = self.env.event()
             yield self._enough
         if self.job.trains_finished_first:
-            batch: list[PromptGroup] = []
-            while sum(len(group.requests) for group in batch) < self._wanted:
-                batch.append(self._queue.popleft())
-            return batch
+            groups: list[PromptGroup] = []
+            while sum(len(group.requests) for group in groups) < self._wanted:
+                groups.append(self._queue.popleft())
+            return groups
         if self.job.is_synchronous:
             yield from self._stop_rest(batch)
         return batch.finished[: batch.needed]
