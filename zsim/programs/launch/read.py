@@ -283,8 +283,7 @@ def _reader(program: TrainingProgram, launch: Launch) -> Reader:
 
 def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
     """The program whose flags these are, by the marks of its files."""
-    source = ProgramSource("flags.yaml")
-    source.__dict__["content"] = dict(values)
+    source = ProgramSource.make("flags.yaml", dict(values))
     for name in (_LLAMA_FACTORY, _TRL, _TRAINER):
         if (program := readable_programs()[name]).recognises(source):
             return program
@@ -299,8 +298,7 @@ def _read_named_file(
     document, repeats = launch.document(config), list[str]()
     path = _named_file(launch, config) if document is None else launch.folder / config
     table = load_table(path, repeats) if document is None else document
-    source = ProgramSource(str(path))
-    source.__dict__["content"] = table
+    source = ProgramSource.make(str(path), table)
     owner = program or next((entry for entry in programs() if entry.recognises(source)), None)
     if owner is None:
         raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from zsim.errors import InputError
 from zsim.reading import parse_json, parse_toml, read_text
@@ -61,6 +61,13 @@ class ProgramSource:
     """The list of arguments, where it is one."""
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Values of the experiment by dotted key, for those that a script leaves open."""
+
+    @classmethod
+    def make(cls, path: str, content: Mapping[str, Any]) -> Self:
+        """A file whose content is known, from elsewhere than its path."""
+        source = cls(path)
+        source.__dict__["content"] = content
+        return source
 
     @property
     def suffix(self) -> str:
